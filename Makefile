@@ -1,0 +1,33 @@
+# The entrance: `make demo` and `make test` set everything up on a machine with Python 3.11 and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SETUP := $(VENV)/.ready
+
+.PHONY: demo test lint bench crash-test clean
+
+$(SETUP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]"
+	touch $@
+
+demo: $(SETUP)
+	$(BIN)/asi demo --out runs/demo
+
+test: $(SETUP)
+	$(BIN)/pytest
+
+lint: $(SETUP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+crash-test: $(SETUP)
+	$(BIN)/python tests/crash_test.py --kills 200
+
+bench: $(SETUP)
+	$(BIN)/python benchmarks/search_speed.py
+
+clean:
+	rm -rf $(VENV) build dist
