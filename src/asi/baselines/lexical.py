@@ -1,0 +1,51 @@
+"""BM25: the baseline without training. Lucene's formula with k1 = 1.5 and b = 0.75, over plain lower-case words."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+import bm25s
+import numpy as np
+
+from asi.errors import DataError
+from asi.records import Document, Hit
+
+
+def words(text: str) -> list[str]:
+    """No stemming and no stop words, so that the baseline is the same in every language.
+
+    >>> words("The naïve user's 2nd query")
+    ['the', 'naïve', 'user', 's', '2nd', 'query']
+    """
+    return re.findall(r"\w+", text.lower())
+
+
+class LexicalRetriever:
+    """Ranks documents by BM25, equal scores in corpus order; a document without a word of the query is no hit."""
+
+    def __init__(self, documents: Iterable[Document], *, k1: float = 1.5, b: float = 0.75) -> None:
+        self._keys: list[str] = []
+        self._numbers: dict[str, int] = {}  # of the words
+        corpus = []  # per document, its words' numbers
+        for document in documents:
+            self._keys.append(document.key)
+            corpus.append([self._numbers.setdefault(word, len(self._numbers)) for word in words(document.content)])
+        if not self._numbers:
+            raise DataError(f"none of the {len(corpus)} documents has a word in it; BM25 needs at least one")
+        # Lucene's idf is above zero for every word, so a score of zero means that no word is shared.
+        self._bm25 = bm25s.BM25(method="lucene", k1=k1, b=b)
+        self._bm25.index((corpus, self._numbers), create_empty_token=False, show_progress=False)
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        return [self._search_one(query, k) for query in queries]
+
+    def _search_one(self, query: str, k: int) -> list[Hit]:
+        known = [self._numbers[word] for word in words(query) if word in self._numbers]
+        if not known:
+            return []
+        scores = self._bm25.get_scores_from_ids(known)  # (N,)
+        candidates = np.flatnonzero(scores)
+        if len(candidates) > k:  # only those that can be among the best k are sorted
+            least = np.partition(scores[candidates], -k)[-k]
+            candidates = candidates[scores[candidates] >= least]
+        best = candidates[np.argsort(-scores[candidates], kind="stable")][:k]
+        return [Hit(self._keys[number], float(scores[number])) for number in best]

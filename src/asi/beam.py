@@ -1,0 +1,100 @@
+"""Beam search over docids, plain or along the prefixes of docids that exist. Knows no model.
+
+Letters: Q queries, K beams, m docid length, V codes per position, U existing docids.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+# (codes of the last position, the beams they continue), both (Q, K), or None at the start -> log-probabilities (Q, K, V)
+Step = Callable[[tuple[Tensor, Tensor] | None], Tensor]
+
+
+class Beams(NamedTuple):
+    codes: Tensor  # (Q, K, m), best first
+    scores: Tensor  # (Q, K); -inf where fewer than K docids exist
+    rows: Tensor | None  # (Q, K) rows of the existing docids, for a constrained search
+
+
+class PrefixTree:
+    """The prefixes of all existing docids as sorted arrays: one number per distinct prefix, `parent * V + code`.
+
+    A prefix is known by its rank among the prefixes of its length; the rank of a whole docid is its row.
+    """
+
+    def __init__(self, codes: NDArray[np.uint16], V: int) -> None:
+        """`codes` (U, m) are the distinct docids in sorted order."""
+        self.V = V
+        self.levels: list[Tensor] = []
+        parent = np.zeros(len(codes), dtype=np.int64)
+        for i in range(codes.shape[1]):
+            edges = parent * V + codes[:, i]  # ascending, because the docids are sorted
+            first = np.ones(len(edges), dtype=bool)
+            first[1:] = edges[1:] != edges[:-1]
+            self.levels.append(torch.from_numpy(edges[first]))
+            parent = np.cumsum(first) - 1
+
+    def continuations(self, depth: int, prefixes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The codes that continue each of the flat `prefixes` (n,): as indices (row of prefixes, code) and child ranks."""
+        level = self.levels[depth]
+        start = torch.searchsorted(level, prefixes * self.V)
+        count = torch.searchsorted(level, (prefixes + 1) * self.V) - start
+        row = torch.repeat_interleave(torch.arange(len(prefixes)), count)
+        within = torch.arange(len(row)) - torch.repeat_interleave(count.cumsum(0) - count, count)
+        child = start[row] + within
+        return row, level[child] - prefixes[row] * self.V, child
+
+    def rank(self, depth: int, prefixes: Tensor, codes: Tensor) -> Tensor:
+        edges = prefixes * self.V + codes
+        return torch.searchsorted(self.levels[depth], edges).clamp(max=len(self.levels[depth]) - 1)
+
+
+def beam_search(step: Step, length: int, beams: int, tree: PrefixTree | None = None) -> Beams:
+    """The `beams` best docids for each query under `step`, best first; only existing ones if a tree is given.
+
+    Equal scores keep the order of beams and codes, so that equal input gives equal output.
+    """
+    moves: tuple[Tensor, Tensor] | None = None
+    codes = scores = prefixes = torch.empty(0)
+    for depth in range(length):
+        log_probs = step(moves)  # (Q, K, V)
+        Q, K, V = log_probs.shape
+        if depth == 0:
+            codes = torch.empty(Q, 1, 0, dtype=torch.long, device=log_probs.device)
+            scores = torch.zeros(Q, 1, device=log_probs.device)
+            prefixes = torch.zeros(Q, 1, dtype=torch.long)
+        total = scores[:, :, None] + log_probs
+        if tree is not None:
+            total = only_existing(total, tree, depth, prefixes)
+        scores, flat = stable_topk(total.flatten(1), beams)
+        parent, code = flat // V, flat % V
+        codes = torch.cat([codes.gather(1, parent[:, :, None].expand(-1, -1, depth)), code[:, :, None]], dim=2)
+        if tree is not None:
+            prefixes = tree.rank(depth, prefixes.gather(1, parent.cpu()), code.cpu())
+        moves = (code, parent)
+    return Beams(codes, scores, prefixes if tree is not None else None)
+
+
+def only_existing(total: Tensor, tree: PrefixTree, depth: int, prefixes: Tensor) -> Tensor:
+    """Scores (Q, K, V) with -inf on every code that continues no existing docid."""
+    row, code, _ = tree.continuations(depth, prefixes.flatten())
+    row, code = row.to(total.device), code.to(total.device)
+    allowed = torch.full_like(total, -torch.inf)
+    flat = total.flatten(0, 1)
+    allowed.flatten(0, 1)[row, code] = flat[row, code]
+    return allowed
+
+
+def stable_topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row, descending; among equals the lower index first, which `topk` does not promise."""
+    k = min(k, values.size(1))
+    top, index = values.topk(k, dim=1)
+    index, order = index.sort(dim=1, stable=True)
+    top = top.gather(1, order)
+    top, order = top.sort(dim=1, descending=True, stable=True)
+    return top, index.gather(1, order)

@@ -1,0 +1,266 @@
+"""Settings: frozen dataclasses with defaults and checks, presets, TOML in and out, overrides like `train.lr=3e-4`.
+
+The defaults are the preset `small`. The preset `paper` is the objective and the sizes of the paper, and nothing else.
+"""
+
+import dataclasses
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from asi.errors import ConfigError
+
+POOLINGS = ("mean", "cls")
+SEARCH_MODES = ("beam", "constrained", "one-pass")
+RANKINGS = ("docid", "vector", "sum")
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    encoder: str = "all-MiniLM-L6-v2"  # a local folder, the installed default or a name on the Hugging Face hub
+    pooling: str = "mean"  # x is the mean of the token states, or the state of [CLS]
+    max_length: int = 64  # tokens of a query or a document; the rest is cut off
+    frozen_layers: int = 6  # lower encoder layers that are never trained; their output is computed once and reused
+    adapter: int = 1024  # hidden width of the residual layer on x; 0 for none
+    m: int = 4  # docid length
+    V: int = 256  # codes per position
+    shared_tokens: bool = False  # one table of code embeddings for all positions (the paper's Share) or one for each
+    logit_scale: float = 8.0  # where the learned scale of the heads' logits starts
+    decoder_layers: int = 1
+    decoder_width: int = 256
+    decoder_heads: int = 4
+    head_prior: bool = True  # the decoder's logits start from the heads' logits on the query
+
+    def __post_init__(self) -> None:
+        require(self.pooling in POOLINGS, f"model.pooling must be one of {', '.join(POOLINGS)}, got {self.pooling!r}")
+        require(8 <= self.max_length, f"model.max_length must be at least 8, got {self.max_length}")
+        require(self.frozen_layers >= 0, f"model.frozen_layers must not be negative, got {self.frozen_layers}")
+        require(self.adapter >= 0, f"model.adapter must not be negative, got {self.adapter}")
+        require(1 <= self.m <= 8, f"model.m must be from 1 to 8, got {self.m}")
+        require(2 <= self.V <= 65536, f"model.V must be from 2 to 65536, got {self.V}")
+        require(self.logit_scale > 0, f"model.logit_scale must be positive, got {self.logit_scale}")
+        require(self.decoder_layers >= 1, f"model.decoder_layers must be at least 1, got {self.decoder_layers}")
+        require(
+            self.decoder_width % self.decoder_heads == 0,
+            f"model.decoder_width {self.decoder_width} must be a multiple of model.decoder_heads {self.decoder_heads}",
+        )
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """Weights of the terms; a weight of 0 removes the term. The first three are the paper's."""
+
+    generation: float = 1.0  # L_s
+    contrastive: float = 0.004  # gamma_c
+    reverse: float = 0.02  # gamma_r
+    margin: float = 3.0  # alpha in L_c
+    straight_through: bool = True  # the paper's reparameterization: L_s has a gradient into the heads
+    straight_through_weight: float = 0.02  # of that gradient, once it is ramped in
+    vector: float = 1.0  # softmax over the batch on the vectors that rank the candidates
+    vector_temperature: float = 0.05
+    match: float = 0.3  # InfoNCE on expected matches of the heads
+    balance: float = 0.2  # codes used evenly at every position
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            require(getattr(self, f.name) >= 0, f"loss.{f.name} must not be negative, got {getattr(self, f.name)}")
+        require(self.vector_temperature > 0, "loss.vector_temperature must be positive")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    steps: int | None = None  # the length of the run: give one of steps, epochs, minutes
+    epochs: float | None = None
+    minutes: float | None = None
+    batch: int = 1024  # pairs in a step, over all processes
+    chunk: int = 1024  # pairs that go through the network at once; any value gives the same gradient
+    generation_batch: int = 256  # pairs of each step that the decoder learns from, until the docids are frozen
+    lr: float = 1e-3
+    encoder_lr: float = 2e-5  # for encoder layers that are not frozen
+    weight_decay: float = 0.01
+    warmup_steps: int = 50
+    clip: float = 1.0  # of the gradient's norm, for the decoder and for all else separately
+    straight_through_start: float = 0.3  # share of the run after which L_s's gradient into the heads is ramped in
+    straight_through_full: float = 0.5  # and where it has its full weight
+    freeze_docids: float = 0.7  # share of the run after which only the decoder learns; 1 for never
+    seed: int = 0
+    checkpoint_every: int = 500  # steps
+    log_every: int = 20  # steps
+    health_every: int = 200  # steps between looks at the docids of (a sample of) the corpus
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("steps", "epochs", "minutes") if getattr(self, name) is not None]
+        require(len(given) <= 1, f"give one of train.steps, train.epochs and train.minutes, got {' and '.join(given)}")
+        for name in given:
+            length = getattr(self, name)
+            require(0 < length < math.inf, f"train.{name} must be positive, got {length}")
+        for name in ("batch", "chunk", "generation_batch", "checkpoint_every", "log_every", "health_every"):
+            require(getattr(self, name) >= 1, f"train.{name} must be at least 1, got {getattr(self, name)}")
+        require(self.batch >= 2, "train.batch must be at least 2: the other documents of the batch are the negatives")
+        require(self.lr > 0 and self.encoder_lr > 0 and self.clip > 0, "train.lr, encoder_lr and clip must be positive")
+        require(self.weight_decay >= 0 and self.warmup_steps >= 0, "train.weight_decay and warmup_steps: not negative")
+        require(
+            0 <= self.straight_through_start <= self.straight_through_full <= 1,
+            "train.straight_through_start and straight_through_full must be shares of the run, in this order",
+        )
+        require(0 < self.freeze_docids <= 1, f"train.freeze_docids must be in (0, 1], got {self.freeze_docids}")
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    mode: str = "constrained"
+    beams: int = 10  # K: docids that are generated for a query
+    candidates: int = 100  # documents that are ranked, at the most, in the mode one-pass
+    ranking: str = "sum"  # candidates are ranked by docid score, by vector similarity, or by a weighted sum
+    docid_weight: float = 0.02  # of the docid's log-probability in that sum; the similarity has weight 1
+    bucket_cap: int | None = None  # documents of one bucket in an answer, at the most
+
+    def __post_init__(self) -> None:
+        require(self.mode in SEARCH_MODES, f"search.mode must be one of {', '.join(SEARCH_MODES)}, got {self.mode!r}")
+        require(self.ranking in RANKINGS, f"search.ranking must be one of {', '.join(RANKINGS)}, got {self.ranking!r}")
+        require(self.beams >= 1, f"search.beams must be at least 1, got {self.beams}")
+        require(self.candidates >= 1, f"search.candidates must be at least 1, got {self.candidates}")
+        require(self.docid_weight >= 0, f"search.docid_weight must not be negative, got {self.docid_weight}")
+        require(self.bucket_cap is None or self.bucket_cap >= 1, f"search.bucket_cap must be at least 1, got {self.bucket_cap}")
+
+
+@dataclass(frozen=True)
+class Config:
+    model: ModelConfig = field(default_factory=ModelConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
+
+
+PRESETS: dict[str, Config] = {
+    "small": Config(),
+    "paper": Config(
+        model=ModelConfig(
+            encoder="gaunernst/bert-L6-H768-uncased",
+            pooling="cls",
+            frozen_layers=0,
+            adapter=0,
+            decoder_layers=6,
+            decoder_width=768,
+            decoder_heads=12,
+            head_prior=False,
+        ),
+        loss=LossConfig(contrastive=0.2, reverse=0.2, straight_through_weight=1.0, vector=0.0, match=0.0, balance=0.0),
+        train=TrainConfig(
+            batch=4096,
+            chunk=64,
+            generation_batch=4096,
+            lr=1e-4,
+            encoder_lr=1e-4,
+            straight_through_start=0.0,
+            straight_through_full=0.0,
+            freeze_docids=1.0,
+        ),
+        search=SearchConfig(mode="beam", beams=10, ranking="docid"),
+    ),
+}
+
+# The paper's variants, as overrides of any configuration.
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "unique": ("model.shared_tokens=false",),
+    "share": ("model.shared_tokens=true",),
+    "no-contrastive": ("loss.contrastive=0",),
+    "no-reverse": ("loss.reverse=0",),
+    "no-reparameterization": ("loss.straight_through=false",),
+}
+
+
+def preset(name: str) -> Config:
+    if name not in PRESETS:
+        raise ConfigError(f"unknown preset {name!r}; presets are {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
+def to_dict(config: Config) -> dict[str, dict[str, Any]]:
+    """The sections as plain values; settings that are not given are left out, as TOML has no null."""
+    sections = dataclasses.asdict(config)
+    return {name: {k: v for k, v in values.items() if v is not None} for name, values in sections.items()}
+
+
+def from_dict(values: Mapping[str, Any], base: Config | None = None) -> Config:
+    """`base` with the given settings changed; refuses unknown sections, unknown names and values of another type."""
+    base = base or Config()
+    sections = {f.name: getattr(base, f.name) for f in fields(Config)}
+    for name, settings in values.items():
+        require(name in sections, f"unknown section [{name}]; sections are {', '.join(sections)}")
+        require(isinstance(settings, Mapping), f"[{name}] must be a table of settings, got {settings!r}")
+        sections[name] = with_settings(sections[name], name, settings)
+    return Config(**sections)
+
+
+def with_settings(section: Any, name: str, settings: Mapping[str, Any]) -> Any:
+    hints = get_type_hints(type(section))
+    if unknown := sorted(settings.keys() - hints.keys()):
+        raise ConfigError(f"[{name}] has no setting {', '.join(unknown)}; its settings are {', '.join(hints)}")
+    checked = {key: as_type(value, hints[key], f"{name}.{key}") for key, value in settings.items()}
+    lengths = {"steps", "epochs", "minutes"} & checked.keys()
+    if name == "train" and lengths:  # a new length replaces the one that the base has
+        section = replace(section, steps=None, epochs=None, minutes=None)
+    return replace(section, **checked)
+
+
+def as_type(value: Any, hint: Any, name: str) -> Any:
+    kinds = getattr(hint, "__args__", (hint,))
+    if float in kinds and type(value) is int:
+        return float(value)
+    if type(value) in kinds:
+        return value
+    wanted = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+    raise ConfigError(f"{name} must be {wanted}, got {value!r}")
+
+
+def with_overrides(config: Config, overrides: Iterable[str]) -> Config:
+    """Apply `section.name=value` texts, values in TOML notation (a bare word is a string)."""
+    for text in overrides:
+        path, equals, value = text.partition("=")
+        section, dot, name = path.strip().partition(".")
+        require(bool(equals and dot), f"--set takes section.name=value, got {text!r}")
+        config = from_dict({section: {name: parse_value(value.strip())}}, config)
+    return config
+
+
+def parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def load_config(path: Path, base: Config) -> Config:
+    """Settings of a TOML file on top of `base`, or on top of the preset that the file names (`preset = "paper"`)."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"can't read settings from {path}: {error}") from error
+    if "preset" in values:
+        base = preset(values.pop("preset"))
+    return from_dict(values, base)
+
+
+def to_toml(config: Config) -> str:
+    lines = []
+    for section, settings in to_dict(config).items():
+        lines += [f"[{section}]", *(f"{name} = {toml_value(value)}" for name, value in settings.items()), ""]
+    return "\n".join(lines)
+
+
+def toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return repr(value)

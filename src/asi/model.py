@@ -1,0 +1,215 @@
+"""The network: one encoder for queries and documents, heads that give docids, a decoder that generates them.
+
+Letters: B batch, T tokens, D encoder width, d decoder width, m docid length, V codes per position, K beams.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asi.config import ModelConfig
+from asi.encoder import Encoder
+
+
+class Encoded(NamedTuple):
+    """What the encoder makes of a batch of texts."""
+
+    x: Tensor  # (B, D) one vector per text: pooled, then adapted
+    states: Tensor  # (B, T, D)
+    mask: Tensor  # (B, T)
+
+
+class Adapter(nn.Module):
+    """A residual layer on the pooled vector: the cheapest way to train on top of a frozen encoder."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
+        nn.init.zeros_(self.down.weight)  # starts as the identity: the pretrained vectors are good already
+        nn.init.zeros_(self.down.bias)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        pooled = F.normalize(pooled, dim=-1) * math.sqrt(pooled.size(-1))
+        return pooled + self.down(F.gelu(self.up(pooled)))
+
+
+class IndexHeads(nn.Module):
+    """x to the logits of m distributions over V codes (the paper's semantic indexing module)."""
+
+    def __init__(self, width: int, config: ModelConfig) -> None:
+        super().__init__()
+        self.m, self.V = config.m, config.V
+        self.norm = nn.LayerNorm(width)
+        self.linear = nn.Linear(width, config.m * config.V)
+        nn.init.normal_(self.linear.weight, std=1 / math.sqrt(width))  # logits of deviation 1 before the scale
+        nn.init.zeros_(self.linear.bias)
+        # At scale 1 all distributions are nearly uniform and the contrastive loss sees nothing.
+        self.log_scale = nn.Parameter(torch.tensor(math.log(config.logit_scale)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.linear(self.norm(x)) * self.log_scale.exp()
+        return logits.view(len(x), self.m, self.V)  # (B, m, V)
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention over the docid so far, cross-attention to the query, a feed-forward part; norms before each."""
+
+    def __init__(self, width: int, memory_width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.self_norm, self.cross_norm, self.inner_norm = (nn.LayerNorm(width) for _ in range(3))
+        self.qkv = nn.Linear(width, 3 * width)
+        self.self_out = nn.Linear(width, width)
+        self.query = nn.Linear(width, width)
+        self.memory = nn.Linear(memory_width, 2 * width)
+        self.cross_out = nn.Linear(width, width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def split(self, states: Tensor) -> Tensor:
+        """(B, n, d) to (B, heads, n, d / heads)."""
+        return states.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def memory_keys_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """The query's side of the cross-attention: computed once, used for every position and every beam."""
+        keys, values = self.memory(states).chunk(2, dim=-1)
+        return self.split(keys), self.split(values)
+
+    def self_projections(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, keys, values = self.qkv(self.self_norm(states)).chunk(3, dim=-1)
+        return query, keys, values
+
+    def cross_and_inner(self, states: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        """The second and third part, for states (B, n, d) that all look at the same memory."""
+        query = self.split(self.query(self.cross_norm(states)))
+        mixed = F.scaled_dot_product_attention(query, *memory, attn_mask=mask[:, None, None, :])
+        states = states + self.cross_out(mixed.transpose(1, 2).flatten(2))
+        return states + self.down(F.gelu(self.up(self.inner_norm(states))))
+
+    def forward(self, states: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
+        query, keys, values = (self.split(part) for part in self.self_projections(states))
+        mixed = F.scaled_dot_product_attention(query, keys, values, is_causal=True)
+        states = states + self.self_out(mixed.transpose(1, 2).flatten(2))
+        return self.cross_and_inner(states, memory, mask)
+
+
+class Decoder(nn.Module):
+    """Query to docid, position by position, over the id tokens alone."""
+
+    def __init__(self, width: int, config: ModelConfig) -> None:
+        super().__init__()
+        d = config.decoder_width
+        self.m, self.V = config.m, config.V
+        tables = 1 if config.shared_tokens else config.m  # Share: one table for all positions; Unique: one for each
+        self.norm_x = nn.LayerNorm(width)
+        self.start = nn.Linear(width, d)
+        self.embeddings = nn.Parameter(0.02 * torch.randn(tables, config.V, d))
+        self.positions = nn.Parameter(0.02 * torch.randn(config.m, d))
+        self.layers = nn.ModuleList(DecoderLayer(d, width, config.decoder_heads) for _ in range(config.decoder_layers))
+        self.norm = nn.LayerNorm(d)
+        self.outputs = nn.Parameter(0.02 * torch.randn(tables, config.V, d))
+        self.prior_scale = nn.Parameter(torch.ones(())) if config.head_prior else None
+
+    def table(self, tables: Tensor, position: int) -> Tensor:
+        return tables[position if len(tables) > 1 else 0]  # (V, d)
+
+    def log_probs(self, states: Tensor, position: int, prior: Tensor) -> Tensor:
+        """States (B, n, d) at `position` to log-probabilities (B, n, V); `prior` (B, V) are the heads' logits there."""
+        logits = F.linear(self.norm(states), self.table(self.outputs, position))
+        if self.prior_scale is not None:
+            logits = logits + self.prior_scale * prior[:, None]
+        return logits.log_softmax(-1)
+
+    def forward(self, query: Encoded, docid: Tensor, prior: Tensor) -> Tensor:
+        """Log-probabilities (B, m, V) of every position given the true docid before it; docid is one-hot (B, m, V)."""
+        embedded = [docid[:, i] @ self.table(self.embeddings, i) for i in range(self.m - 1)]
+        states = torch.stack([self.start(self.norm_x(query.x)), *embedded], dim=1) + self.positions  # (B, m, d)
+        for layer in self.layers:
+            states = layer(states, layer.memory_keys_values(query.states), query.mask)
+        steps = [self.log_probs(states[:, i : i + 1], i, prior[:, i]) for i in range(self.m)]
+        return torch.cat(steps, dim=1)
+
+
+class Generation:
+    """A generation under way for Q queries: a step function for beam search, with keys and values kept."""
+
+    def __init__(self, decoder: Decoder, query: Encoded, prior: Tensor) -> None:
+        self.decoder = decoder
+        self.query = query
+        self.prior = prior  # (Q, m, V)
+        self.position = 0
+        self.memories = [layer.memory_keys_values(query.states) for layer in decoder.layers]
+        self.kept: list[tuple[Tensor, Tensor]] = []  # per layer: keys and values (Q, K, positions so far, d)
+
+    def __call__(self, moves: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Log-probabilities (Q, K, V) of the next position after each beam took its move (code, parent), (Q, K) each."""
+        decoder, i = self.decoder, self.position
+        if moves is None:
+            states = decoder.start(decoder.norm_x(self.query.x))[:, None]  # (Q, 1, d)
+        else:
+            code, parent = moves
+            states = F.embedding(code, decoder.table(decoder.embeddings, i - 1))
+            self.kept = [(reordered(keys, parent), reordered(values, parent)) for keys, values in self.kept]
+        states = states + decoder.positions[i]
+        for number, layer in enumerate(decoder.layers):
+            states = self.attend(number, layer, states)
+            states = layer.cross_and_inner(states, self.memories[number], self.query.mask)
+        self.position += 1
+        return decoder.log_probs(states, i, self.prior[:, i])
+
+    def attend(self, number: int, layer: DecoderLayer, states: Tensor) -> Tensor:
+        """Self-attention of each beam's newest state over its own kept keys and values."""
+        query, keys, values = (part[:, :, None] for part in layer.self_projections(states))  # (Q, K, 1, d)
+        if self.position:
+            old_keys, old_values = self.kept[number]
+            keys, values = torch.cat([old_keys, keys], 2), torch.cat([old_values, values], 2)
+            self.kept[number] = (keys, values)
+        else:
+            self.kept.append((keys, values))
+        heads = layer.heads
+        q, k, v = (part.unflatten(-1, (heads, -1)).transpose(2, 3) for part in (query, keys, values))
+        mixed = F.scaled_dot_product_attention(q, k, v)  # (Q, K, heads, 1, d / heads)
+        return states + layer.self_out(mixed.flatten(2))
+
+
+def reordered(kept: Tensor, parent: Tensor) -> Tensor:
+    """Rows (Q, K, positions, d) of the beams that were continued."""
+    return kept.gather(1, parent[:, :, None, None].expand(-1, -1, *kept.shape[2:]))
+
+
+class Asi(nn.Module):
+    """The whole network. `config` says everything about its shape but the encoder's, which the encoder knows."""
+
+    def __init__(self, encoder: Encoder, config: ModelConfig) -> None:
+        super().__init__()
+        width = encoder.shape.width
+        self.config = config
+        self.encoder = encoder
+        self.adapter = Adapter(width, config.adapter) if config.adapter else None
+        self.heads = IndexHeads(width, config)
+        self.decoder = Decoder(width, config)
+
+    @property
+    def device(self) -> torch.device:
+        return self.heads.linear.weight.device
+
+    def pool(self, states: Tensor, mask: Tensor) -> Tensor:
+        """Token states (B, T, D) to one vector per text (B, D)."""
+        if self.config.pooling == "cls":
+            return states[:, 0]
+        weights = mask[:, :, None].type_as(states)
+        return (states * weights).sum(1) / weights.sum(1)
+
+    def adapt(self, pooled: Tensor) -> Tensor:
+        return self.adapter(pooled) if self.adapter is not None else pooled
+
+    def encode(self, ids: Tensor, mask: Tensor) -> Encoded:
+        states = self.encoder(ids, mask)
+        return Encoded(self.adapt(self.pool(states, mask)), states, mask)
+
+    def generation(self, query: Encoded, prior: Tensor) -> Generation:
+        return Generation(self.decoder, query, prior)
