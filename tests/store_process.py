@@ -1,4 +1,4 @@
-"""The other process in the tests of the store: `python store_process.py ROLE FOLDER`. It imports little and starts fast."""
+"""The other process in the tests of the store: `python store_process.py ROLE FOLDER`. Its imports are few and fast."""
 
 import sys
 import zlib

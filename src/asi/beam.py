@@ -39,19 +39,29 @@ class PrefixTree:
             self.levels.append(torch.from_numpy(edges[first]))
             parent = np.cumsum(first) - 1
 
-    def continuations(self, depth: int, prefixes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The codes that continue each of the flat `prefixes` (n,): as indices (row of prefixes, code) and child ranks."""
+    def continuations(self, depth: int, prefixes: Tensor) -> tuple[Tensor, Tensor]:
+        """The codes that continue each of the flat `prefixes` (n,), as indices: (row of prefixes, code)."""
         level = self.levels[depth]
         start = torch.searchsorted(level, prefixes * self.V)
         count = torch.searchsorted(level, (prefixes + 1) * self.V) - start
         row = torch.repeat_interleave(torch.arange(len(prefixes)), count)
         within = torch.arange(len(row)) - torch.repeat_interleave(count.cumsum(0) - count, count)
-        child = start[row] + within
-        return row, level[child] - prefixes[row] * self.V, child
+        return row, level[start[row] + within] - prefixes[row] * self.V
 
     def rank(self, depth: int, prefixes: Tensor, codes: Tensor) -> Tensor:
+        """The ranks of prefixes that exist, one code longer; of no meaning for those that don't."""
         edges = prefixes * self.V + codes
         return torch.searchsorted(self.levels[depth], edges).clamp(max=len(self.levels[depth]) - 1)
+
+    def find(self, codes: Tensor) -> Tensor:
+        """The rows of whole docids (..., m), -1 for those that don't exist."""
+        prefixes = torch.zeros(codes.shape[:-1], dtype=torch.long)
+        exists = torch.full(codes.shape[:-1], len(self.levels[0]) > 0)
+        for depth in range(codes.size(-1)) if exists.any() else ():
+            edges = prefixes * self.V + codes[..., depth]
+            prefixes = self.rank(depth, prefixes, codes[..., depth])
+            exists &= self.levels[depth][prefixes] == edges
+        return torch.where(exists, prefixes, -1)
 
 
 def beam_search(step: Step, length: int, beams: int, tree: PrefixTree | None = None) -> Beams:
@@ -82,7 +92,7 @@ def beam_search(step: Step, length: int, beams: int, tree: PrefixTree | None = N
 
 def only_existing(total: Tensor, tree: PrefixTree, depth: int, prefixes: Tensor) -> Tensor:
     """Scores (Q, K, V) with -inf on every code that continues no existing docid."""
-    row, code, _ = tree.continuations(depth, prefixes.flatten())
+    row, code = tree.continuations(depth, prefixes.flatten())
     row, code = row.to(total.device), code.to(total.device)
     allowed = torch.full_like(total, -torch.inf)
     flat = total.flatten(0, 1)

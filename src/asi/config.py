@@ -41,7 +41,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         require(self.pooling in POOLINGS, f"model.pooling must be one of {', '.join(POOLINGS)}, got {self.pooling!r}")
-        require(8 <= self.max_length, f"model.max_length must be at least 8, got {self.max_length}")
+        require(self.max_length >= 8, f"model.max_length must be at least 8, got {self.max_length}")
         require(self.frozen_layers >= 0, f"model.frozen_layers must not be negative, got {self.frozen_layers}")
         require(self.adapter >= 0, f"model.adapter must not be negative, got {self.adapter}")
         require(1 <= self.m <= 8, f"model.m must be from 1 to 8, got {self.m}")
@@ -129,7 +129,10 @@ class SearchConfig:
         require(self.beams >= 1, f"search.beams must be at least 1, got {self.beams}")
         require(self.candidates >= 1, f"search.candidates must be at least 1, got {self.candidates}")
         require(self.docid_weight >= 0, f"search.docid_weight must not be negative, got {self.docid_weight}")
-        require(self.bucket_cap is None or self.bucket_cap >= 1, f"search.bucket_cap must be at least 1, got {self.bucket_cap}")
+        require(
+            self.bucket_cap is None or self.bucket_cap >= 1,
+            f"search.bucket_cap must be at least 1, got {self.bucket_cap}",
+        )
 
 
 @dataclass(frozen=True)

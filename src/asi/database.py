@@ -95,7 +95,11 @@ class Database:
         """
         with self._alone():
             self._lmdb.close()
-            self._lmdb, self._tables = open_lmdb(folder, readonly=False, sync=sync)
+            try:
+                self._lmdb, self._tables = open_lmdb(folder, readonly=False, sync=sync)
+            except BaseException:
+                self._lmdb, self._tables = open_lmdb(folder, readonly=True)  # other stores of this process go on
+                raise
             self._lmdb.reader_check()  # readers that were killed would keep old pages from being used again
 
     def sync(self) -> None:

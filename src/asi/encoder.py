@@ -10,7 +10,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -251,6 +251,9 @@ class TextTokeniser:
         flat = np.fromiter((i for ids in encoded for i in ids), dtype=np.int32, count=int(offsets[-1]))
         return TokenisedTexts(flat, offsets, self.pad)
 
+    def save(self, path: Path) -> None:
+        self.tokeniser.save(str(path))
+
 
 def find_encoder(name: str) -> Path:
     """The folder with an encoder's files: a local folder, else an installed package, else the hub's local copy."""
@@ -269,7 +272,9 @@ def packaged_folder(packaged: PackagedEncoder) -> Path:
     folder = Path(spec.submodule_search_locations[0]) / packaged.folder
     found = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     if found != packaged.sha256:
-        raise CheckpointError(f"{folder / 'model.safetensors'} is damaged: its checksum is {found}; reinstall {packaged.package}")
+        raise CheckpointError(
+            f"{folder / 'model.safetensors'} is damaged: its checksum is {found}; reinstall {packaged.package}"
+        )
     return folder
 
 
@@ -336,7 +341,9 @@ def load_weights(encoder: Encoder, weights: Mapping[str, Tensor], source: Path) 
     try:
         encoder.load_state_dict({name: weights[name].float() for name in wanted})
     except RuntimeError as error:
-        raise CheckpointError(f"{source} does not fit its config.json: {str(error).splitlines()[-1].strip()}") from error
+        raise CheckpointError(
+            f"{source} does not fit its config.json: {str(error).splitlines()[-1].strip()}"
+        ) from error
 
 
 def load_tokeniser(folder: Path, max_length: int) -> TextTokeniser:
@@ -348,7 +355,11 @@ def load_tokeniser(folder: Path, max_length: int) -> TextTokeniser:
     room = positions - (settings.get("pad_token_id", 1) + 1 if "roberta" in settings.get("model_type", "") else 0)
     if max_length > room:
         raise ConfigError(f"model.max_length is {max_length}, but the encoder in {folder} reads at most {room} tokens")
-    return TextTokeniser(Tokenizer.from_file(str(path)), max_length, settings.get("pad_token_id") or 0)
+    return load_tokeniser_file(path, max_length, settings.get("pad_token_id") or 0)
+
+
+def load_tokeniser_file(path: Path, max_length: int, pad: int) -> TextTokeniser:
+    return TextTokeniser(Tokenizer.from_file(str(path)), max_length, pad)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -357,7 +368,3 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"can't read {path}: {error}") from error
     return values
-
-
-def shape_to_dict(shape: EncoderShape) -> dict[str, Any]:
-    return asdict(shape)

@@ -1,10 +1,10 @@
 """The errors that a caller may want to catch.
 
-    AsiError                 every error that the input, the configuration or the disk can cause
-    ├── ConfigError          a setting is unknown, out of range or contradicts another
-    ├── DataError            a document, query or judgement can't be used: names file, line and remedy
-    ├── StoreError           the store is missing, locked, damaged or made by another model
-    └── CheckpointError      a saved model is missing, incomplete, damaged or does not fit
+AsiError                 every error that the input, the configuration or the disk can cause
+├── ConfigError          a setting is unknown, out of range or contradicts another
+├── DataError            a document, query or judgement can't be used: names file, line and remedy
+├── StoreError           the store is missing, locked, damaged or made by another model
+└── CheckpointError      a saved model is missing, incomplete, damaged or does not fit
 """
 
 

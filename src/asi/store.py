@@ -140,7 +140,7 @@ class Store:
             if fingerprint is not None and fingerprint != meta.fingerprint:
                 models = f"{meta.fingerprint[:12]}, this model is {fingerprint[:12]}"
                 raise StoreError(f"the store in {folder} was made by another model ({models}): run asi index again")
-            if not (folder / VECTORS).is_file():
+            if not (folder / VECTORS).exists():
                 raise StoreError(f"there is no {VECTORS} in {folder}: {DAMAGED}")
             vectors = os.open(folder / VECTORS, os.O_RDWR if writable else os.O_RDONLY)
             opened.callback(os.close, vectors)

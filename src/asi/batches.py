@@ -1,0 +1,98 @@
+"""Training pairs in batches: which queries and documents go into step s, and which of them are negatives.
+
+A batch depends on the seed and the step's number alone, so that a resumed run needs no saved position.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asi.datasets import Dataset
+from asi.errors import DataError
+from asi.records import Document
+
+Rows = NDArray[np.int64]
+
+
+class Batch(NamedTuple):
+    queries: Rows  # (B,)
+    documents: Rows  # (B,)
+
+    def part(self, rows: slice) -> "Batch":
+        return Batch(self.queries[rows], self.documents[rows])
+
+
+class TrainingPairs:
+    """Relevant (query, document) pairs as row numbers, in a new order every epoch."""
+
+    def __init__(self, pairs: NDArray[np.int64], seed: int, batch: int) -> None:
+        self.pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+        self.starts = np.searchsorted(self.pairs[:, 0], np.arange(self.pairs[:, 0].max() + 2))
+        self.seed = seed
+        self.batch = min(batch, len(pairs))
+        self.steps_per_epoch = len(pairs) // self.batch
+        self.order: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, np.int64))
+
+    def at(self, step: int) -> Batch:
+        """The pairs of a step; the few pairs of an epoch that do not fill a batch wait for another epoch's order."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if self.order[0] != epoch:
+            self.order = (epoch, np.random.default_rng([self.seed, epoch]).permutation(len(self.pairs)))
+        rows = self.order[1][place * self.batch : (place + 1) * self.batch]
+        return Batch(self.pairs[rows, 0], self.pairs[rows, 1])
+
+    def negatives(self, batch: Batch) -> Tensor:
+        """(B, B) true where document j is not known to be relevant to query i: "(q, d-) not in D"."""
+        known = expand_ranges(self.starts[batch.queries], self.starts[batch.queries + 1])
+        relevant = self.pairs[known.items, 1]
+        order = np.argsort(batch.documents, kind="stable")
+        ordered = batch.documents[order]
+        places = expand_ranges(np.searchsorted(ordered, relevant, "left"), np.searchsorted(ordered, relevant, "right"))
+        negatives = np.ones((len(batch.queries), len(batch.documents)), dtype=bool)
+        negatives[known.owners[places.owners], order[places.items]] = False
+        return torch.from_numpy(negatives)
+
+
+class Expanded(NamedTuple):
+    items: NDArray[np.int64]
+    owners: NDArray[np.int64]
+
+
+def expand_ranges(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Expanded:
+    """All numbers of many ranges, and the range that each comes from.
+
+    >>> items, owners = expand_ranges(np.array([3, 7, 8]), np.array([5, 7, 9]))
+    >>> items.tolist(), owners.tolist()
+    ([3, 4, 8], [0, 0, 2])
+    """
+    counts = ends - starts
+    owners = np.repeat(np.arange(len(starts)), counts)
+    within = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return Expanded(starts[owners] + within, owners)
+
+
+class TrainingTexts(NamedTuple):
+    """The texts of a data set's training split: the whole corpus, because it will be indexed too."""
+
+    documents: list[Document]
+    queries: list[str]
+    pairs: NDArray[np.int64]  # (n, 2): query row, document row
+
+
+def training_texts(dataset: Dataset, split: str = "train") -> TrainingTexts:
+    documents = list(dataset.documents())
+    queries, qrels = dataset.judged(split)
+    rows = {document.key: row for row, document in enumerate(documents)}
+    query_rows = {query.key: row for row, query in enumerate(queries)}
+    pairs = np.array([(query_rows[qrel.query], rows[qrel.document]) for qrel in qrels], dtype=np.int64)
+    if len(np.unique(pairs[:, 1])) < 2:
+        raise DataError(f"{dataset.name} has training pairs for fewer than two documents; nothing can be contrasted")
+    return TrainingTexts(documents, [query.text for query in queries], pairs)
+
+
+def contents(documents: Sequence[Document]) -> list[str]:
+    return [document.content for document in documents]

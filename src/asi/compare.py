@@ -1,0 +1,84 @@
+"""Several systems on the same splits with the same measures: the ways to search an index, and the plain baselines."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asi.baselines.dense import ExactRetriever, untrained_embedding
+from asi.baselines.lexical import LexicalRetriever
+from asi.datasets import Dataset
+from asi.evaluation import DocidMap, Run, evaluate_documents, evaluate_searcher
+from asi.index import Index
+from asi.metrics import Report
+from asi.records import Retriever
+from asi.trec import write_trec_run
+
+# The ways to search that are compared; settings as in SearchConfig.
+WAYS: dict[str, dict[str, Any]] = {
+    "asi": {"mode": "constrained"},
+    "asi-beam": {"mode": "beam"},
+    "asi-one-pass": {"mode": "one-pass"},
+    "asi-one-pass-docids": {"mode": "one-pass", "ranking": "docid"},
+}
+NAME_OF_MODE = {"constrained": "asi", "beam": "asi-beam", "one-pass": "asi-one-pass"}
+
+
+def evaluate_ways(
+    opened: Index, dataset: Dataset, splits: Sequence[str], ways: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Report]]:
+    docid_map = DocidMap(opened.searcher)
+    judged = {split: dataset.judged(split) for split in splits}
+    reports: dict[str, dict[str, Report]] = {}
+    for name, settings in ways.items():
+        searcher = opened.configured(**settings)
+        reports[name] = {split: evaluate_searcher(searcher, *judged[split], docid_map)[0] for split in splits}
+    return reports
+
+
+def evaluate_index(
+    opened: Index,
+    dataset: Dataset,
+    splits: Sequence[str],
+    settings: Mapping[str, Any],
+    baselines: bool = False,
+    run_file: Path | None = None,
+) -> dict[str, dict[str, Report]]:
+    """One way to search, and the baselines if asked for; the answers go to a TREC run file if one is named."""
+    searcher = opened.configured(**settings)
+    name = NAME_OF_MODE[searcher.config.mode]
+    docid_map = DocidMap(searcher)
+    reports: dict[str, dict[str, Report]] = {name: {}}
+    answers: Run = {}
+    for split in splits:
+        reports[name][split], run = evaluate_searcher(searcher, *dataset.judged(split), docid_map)
+        answers |= run
+    if run_file is not None:
+        write_trec_run(run_file, answers, name)
+    if baselines:
+        reports |= evaluate_baselines(opened, dataset, splits)
+    return reports
+
+
+def evaluate_baselines(
+    opened: Index, dataset: Dataset, splits: Sequence[str], vectors: NDArray[np.float32] | None = None
+) -> dict[str, dict[str, Report]]:
+    """BM25 and the untrained encoder's exact search, over the documents of the index.
+
+    `vectors` are the untrained encoder's, of the documents in the store's order, if they are at hand.
+    """
+    documents = [stored.document for stored in opened.store.stored_documents()]
+    embed = untrained_embedding(opened.loaded.model)
+    if vectors is None:
+        vectors = embed([document.content for document in documents])
+    systems: dict[str, Retriever] = {
+        "bm25": LexicalRetriever(documents),
+        "encoder": ExactRetriever([document.key for document in documents], vectors, embed),
+    }
+    judged = {split: dataset.judged(split) for split in splits}
+    return {
+        name: {split: evaluate_documents(system, *judged[split])[0] for split in splits}
+        for name, system in systems.items()
+    }

@@ -1,0 +1,61 @@
+"""The demonstration: the main job from beginning to end on a built-in corpus."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from asi.compare import WAYS, evaluate_baselines, evaluate_ways
+from asi.config import Config
+from asi.corpora import BUILTIN
+from asi.errors import ConfigError
+from asi.index import Index, remove_run
+from asi.metrics import report_rows
+from asi.records import Document, Hit
+from asi.run import Reporter, train
+
+SPLITS = ("test", "test_unseen")
+QUERIES = {
+    "hpo": ("can't sleep at night", "heart beats too fast", "fingers are unusually long and thin"),
+    "pydoc": ("copy a whole directory tree", "turn a string into a date", "wait until a thread has finished"),
+}
+
+
+class DemoResult(NamedTuple):
+    rows: list[list[str]]
+    answers: list[tuple[str, list[tuple[Hit, Document]]]]
+    summary: str
+
+
+def run_demo(
+    data: str, out: Path, minutes: float, reporter: Reporter, stopping: Callable[[], bool], device: str | None
+) -> DemoResult:
+    """Train, index, evaluate beside the baselines, answer three queries; writes the report into the run's folder."""
+    if data not in BUILTIN:
+        raise ConfigError(f"the demo runs on a built-in corpus: {', '.join(BUILTIN)}; got {data!r}")
+    begun = time.monotonic()
+    remove_run(out)
+    config = Config()
+    config = replace(config, train=replace(config.train, minutes=minutes))
+    dataset = BUILTIN[data]()
+    folder = train(dataset, out, config, device=device, reporter=reporter, stopping=stopping, keep_cache=True)
+    trained = time.monotonic()
+    reporter.stage("evaluating", 0)
+    pooled = folder.cache / "documents" / "pooled.npy"
+    with Index.load(out, device) as index:
+        reports = evaluate_ways(index, dataset, SPLITS, WAYS)
+        reports |= evaluate_baselines(index, dataset, SPLITS, np.load(pooled) if pooled.exists() else None)
+        answers = [(query, index.searcher.search_documents([query], 3)[0]) for query in QUERIES[data]]
+    shutil.rmtree(folder.cache, ignore_errors=True)
+    written = {system: {split: report.to_dict() for split, report in by.items()} for system, by in reports.items()}
+    folder.report.write_text(json.dumps(written, indent=1), encoding="utf-8")
+    summary = (
+        f"training and indexing took {trained - begun:.0f} s, evaluation {time.monotonic() - trained:.0f} s; "
+        f'the measures are in {folder.report}; try: asi search {out} "your own query"'
+    )
+    return DemoResult(report_rows(reports), answers, summary)

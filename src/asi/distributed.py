@@ -1,0 +1,81 @@
+"""Several processes as one: started by `torchrun`, each with its share of every batch; with one process, all no-ops."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Processes:
+    """This process's place among the processes of a run."""
+
+    def __init__(self, rank: int, count: int) -> None:
+        self.rank = rank
+        self.count = count
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def share(self, size: int) -> slice:
+        """This process's rows of a batch of `size`, a multiple of the number of processes."""
+        each = size // self.count
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def gather(self, own: Tensor) -> Tensor:
+        """The rows of all processes, in the order of their ranks; without gradient."""
+        if self.count == 1:
+            return own
+        parts = [torch.empty_like(own) for _ in range(self.count)]
+        dist.all_gather(parts, own.contiguous())
+        return torch.cat(parts)
+
+    def sum_gradients(self, parameters: list[torch.nn.Parameter]) -> None:
+        if self.count == 1:
+            return
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)  # a process whose pairs were not chosen takes part too
+            dist.all_reduce(parameter.grad)
+
+    def agree(self, value: Any) -> Any:
+        """The main process's value, in all processes."""
+        if self.count == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def any(self, flag: bool) -> bool:
+        if self.count == 1:
+            return flag
+        total = torch.tensor(int(flag))
+        dist.all_reduce(total)
+        return bool(total)
+
+
+@contextmanager
+def joined_processes(device: torch.device) -> Iterator[Processes]:
+    """Join the processes that `torchrun` started, if it did."""
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if count == 1:
+        yield Processes(0, 1)
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Processes(dist.get_rank(), count)
+    finally:
+        dist.destroy_process_group()
+
+
+def choose_device(name: str | None) -> torch.device:
+    """The named device, or the best that is here; under torchrun each process has its own GPU."""
+    if name:
+        return torch.device(name)
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")

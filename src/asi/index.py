@@ -1,0 +1,135 @@
+"""The folder of a run as one object: the whole library behind load, add, delete, search, evaluate."""
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+from asi.checkpoint import RunFolder, damaged_files, load_model, read_manifest
+from asi.config import SearchConfig
+from asi.datasets import Dataset
+from asi.distributed import choose_device
+from asi.errors import AsiError, StoreError
+from asi.evaluation import DocidMap, Run, evaluate_searcher
+from asi.indexing import DOCUMENTS_PER_BATCH, Added, add_documents, build_store
+from asi.metrics import DocidHealth, Report
+from asi.records import Docid, Document, Hit
+from asi.search import Searcher
+from asi.store import Store, StoredDocument
+
+
+class Index:
+    """A trained model and its store. Searching sees changes that other processes make, from the next call on."""
+
+    def __init__(self, folder: RunFolder, device: str | None = None) -> None:
+        self.folder = folder
+        self.loaded = load_model(folder.model, choose_device(device))
+        self.store = Store.open(folder.store, fingerprint=self.loaded.fingerprint)
+        self.searcher = Searcher(self.loaded, self.store)
+
+    @classmethod
+    def load(cls, path: str | Path, device: str | None = None) -> Self:
+        folder = RunFolder(Path(path))
+        if not folder.path.is_dir():
+            raise StoreError(f"there is no folder {path}; run: asi train DATA --out {path}")
+        return cls(folder, device)
+
+    def close(self) -> None:
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def add(
+        self,
+        documents: Iterable[Document],
+        *,
+        added: Added | None = None,
+        batch: int = DOCUMENTS_PER_BATCH,
+        wait: float = 0,
+    ) -> int:
+        """Add documents, or replace those with a known key: searchable and durable when this returns.
+
+        Documents become visible `batch` at a time; `added` is called with each batch that is durable.
+        """
+        with Store.open(self.folder.store, fingerprint=self.loaded.fingerprint, writable=True, wait=wait) as store:
+            return add_documents(self.loaded, store, documents, added, batch)
+
+    def delete(self, keys: Sequence[str], *, wait: float = 0) -> None:
+        """Delete documents: all of them, or none if a key is unknown."""
+        delete_documents(self.folder, keys, wait=wait)
+
+    def configured(self, **settings: Any) -> Searcher:
+        """A searcher with other search settings: mode, beams, candidates, ranking, docid_weight, bucket_cap."""
+        config: SearchConfig = replace(self.searcher.config, **{k: v for k, v in settings.items() if v is not None})
+        return Searcher(self.loaded, self.store, config)
+
+    def search(self, queries: Sequence[str], k: int = 10, **settings: Any) -> list[list[Hit]]:
+        searcher = self.configured(**settings) if settings else self.searcher
+        return searcher.search(queries, k)
+
+    def evaluate(self, dataset: Dataset, split: str, **settings: Any) -> tuple[Report, Run]:
+        queries, qrels = dataset.judged(split)
+        return evaluate_searcher(self.configured(**settings), queries, qrels)
+
+    def lookup(self, key: str) -> StoredDocument:
+        if (found := self.store.lookup(key)) is None:
+            raise StoreError(f"no document has the key {key!r}")
+        return found
+
+    def bucket(self, docid: Docid) -> list[Document]:
+        numbers = self.store.snapshot().bucket(docid)
+        return [document for document in self.store.documents(numbers.tolist()) if document is not None]
+
+    def health(self) -> DocidHealth:
+        return DocidMap(self.searcher).health
+
+
+def rebuild(path: Path, documents: Iterable[Document], *, device: str | None = None, added: Added | None = None) -> int:
+    """Replace a run's store by one of these documents."""
+    folder = RunFolder(path)
+    return build_store(folder, load_model(folder.model, choose_device(device)), documents, added=added)
+
+
+def delete_documents(folder: RunFolder, keys: Sequence[str], *, wait: float = 0) -> None:
+    """Needs no model: deleting is quick."""
+    with Store.open(folder.store, writable=True, wait=wait) as store:
+        store.delete(keys)
+
+
+def examine(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """What the doctor looks at, one part after the other: its name and the problems found there."""
+    folder = RunFolder(path)
+    if not path.is_dir():
+        raise StoreError(f"there is no folder {path}")
+    yield "model", problems(lambda: damaged_files(folder.model, read_manifest(folder.model, verify=False)))
+    for checkpoint in sorted(folder.checkpoints.glob("step-*")):
+        yield checkpoint.name, problems(lambda c=checkpoint: damaged_files(c, read_manifest(c, verify=False)))  # type: ignore[misc]
+    yield "store", problems(lambda: check_store(folder))
+
+
+def check_store(folder: RunFolder) -> list[str]:
+    """The store's own consistency, and that this model made it: a sample of its documents gets the same docids."""
+    loaded = load_model(folder.model, choose_device(None))
+    with Store.open(folder.store, fingerprint=loaded.fingerprint) as store:
+        return store.check()
+
+
+def problems(look: Callable[[], list[str]]) -> list[str]:
+    try:
+        return look()
+    except AsiError as error:
+        return [str(error)]
+
+
+def remove_run(path: Path) -> None:
+    """Delete a run's folder, if it is one."""
+    if RunFolder(path).run.exists():
+        shutil.rmtree(path)

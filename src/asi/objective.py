@@ -1,0 +1,159 @@
+"""ASI's objective: L = L_s + gamma_c L_c + gamma_r L_r and our further terms, with the schedule of the docids.
+
+Early in a run the docids are shaped by the losses on the heads alone; then the gradient of L_s is let into the heads
+through the straight-through docids (it pulls every document to the docid that the decoder already likes, so not
+before the heads can resist); at the end the docids are frozen and only the decoder learns.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from asi import losses
+from asi.batches import Batch, TrainingPairs
+from asi.config import Config
+from asi.features import TOKENS_PER_BATCH, Features, encode
+from asi.losses import straight_through
+from asi.metrics import DocidHealth, docid_health
+from asi.model import Asi, Encoded
+
+
+class Representations(NamedTuple):
+    """What the losses over the whole batch need of it."""
+
+    query_logits: Tensor  # (B, m, V)
+    document_logits: Tensor  # (B, m, V)
+    query_vectors: Tensor  # (B, D)
+    document_vectors: Tensor  # (B, D)
+
+
+class Phase(NamedTuple):
+    """Where in the schedule a step is."""
+
+    straight_through: float  # weight of L_s's gradient into the heads
+    frozen: bool  # docids are final; only the decoder learns
+
+
+class AsiObjective:
+    """Knows the model and the training texts; `training.fit` knows neither."""
+
+    def __init__(
+        self, model: Asi, queries: Features, documents: Features, pairs: TrainingPairs, config: Config
+    ) -> None:
+        self.model = model
+        self.queries = queries
+        self.documents = documents
+        self.pairs = pairs
+        self.config = config
+        self.codes: Tensor | None = None  # (documents, m), once the docids are frozen
+
+    def phase(self, progress: float) -> Phase:
+        """The part of the schedule at `progress`, the share of the run that is over."""
+        train, loss = self.config.train, self.config.loss
+        if progress >= train.freeze_docids:
+            return Phase(0.0, frozen=True)
+        if not loss.straight_through or progress < train.straight_through_start:
+            return Phase(0.0, frozen=False)
+        ramp = train.straight_through_full - train.straight_through_start
+        share = min(1.0, (progress - train.straight_through_start) / ramp) if ramp else 1.0
+        return Phase(share * loss.straight_through_weight, frozen=False)
+
+    def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]:
+        """Named groups of parameters with their learning rates; each group's gradient is clipped by itself."""
+        train = self.config.train
+        groups = {
+            "decoder": (list(self.model.decoder.parameters()), train.lr),
+            "heads": (list(self.model.heads.parameters()), train.lr),
+            "encoder": ([p for p in self.model.encoder.parameters() if p.requires_grad], train.encoder_lr),
+        }
+        if self.model.adapter is not None:
+            heads, lr = groups["heads"]
+            groups["heads"] = (heads + list(self.model.adapter.parameters()), lr)
+        return {name: group for name, group in groups.items() if group[0]}
+
+    def represent(self, batch: Batch) -> tuple[Representations, Encoded]:
+        query = encode(self.model, self.queries, batch.queries)
+        document = encode(self.model, self.documents, batch.documents)
+        heads = self.model.heads
+        return Representations(heads(query.x), heads(document.x), query.x, document.x), query
+
+    def batch_losses(self, representations: Representations, batch: Batch) -> dict[str, Tensor]:
+        """The weighted terms that compare every query and document of the batch with every other."""
+        weights = self.config.loss
+        query_logits, document_logits, query_vectors, document_vectors = representations
+        query_probs, document_probs = query_logits.softmax(-1), document_logits.softmax(-1)
+        negatives = self.pairs.negatives(batch).to(query_logits.device)
+        rows = torch.from_numpy(batch.documents).to(query_logits.device)
+        parts: dict[str, Tensor] = {}
+        if weights.contrastive:
+            term = losses.discrete_contrastive(query_probs, document_probs, negatives, weights.margin)
+            parts["contrastive"] = weights.contrastive * term
+        if weights.reverse:
+            term = losses.reverse_cross_entropy(document_logits.log_softmax(-1), rows[:, None] != rows[None, :])
+            parts["reverse"] = weights.reverse * term
+        if weights.vector:
+            term = losses.vector_softmax(query_vectors, document_vectors, negatives, weights.vector_temperature)
+            parts["vector"] = weights.vector * term
+        if weights.match:
+            parts["match"] = weights.match * losses.expected_match(query_probs, document_probs, negatives)
+        if weights.balance:
+            parts["balance"] = weights.balance * losses.code_balance(document_probs)
+        return parts
+
+    def generated(self, size: int, phase: Phase) -> NDArray[np.bool_]:
+        """Which pairs of a batch the decoder learns from in this phase, evenly spread over the batch."""
+        wanted = size if phase.frozen else min(size, self.config.train.generation_batch)
+        return np.arange(size) % -(-size // wanted) == 0
+
+    def pair_losses(
+        self, representations: Representations, query: Encoded, chosen: NDArray[np.bool_], phase: Phase
+    ) -> dict[str, Tensor]:
+        """L_s summed over the `chosen` pairs of a part of the batch; its gradient reaches the rest as the phase says."""
+        if not self.config.loss.generation:
+            return {}
+        rows = torch.from_numpy(chosen).to(query.x.device)
+        docid = straight_through(representations.document_logits[rows].softmax(-1), phase.straight_through)
+        return {"generation": self.generation_loss(query, representations.query_logits, docid, rows, phase)}
+
+    def frozen_losses(self, batch: Batch, chosen: NDArray[np.bool_]) -> dict[str, Tensor]:
+        """L_s on the final docids, for a part of the batch."""
+        assert self.codes is not None, "freeze comes first"
+        with torch.no_grad():
+            query = encode(self.model, self.queries, batch.queries)
+            prior = self.model.heads(query.x)
+        rows = torch.from_numpy(chosen).to(query.x.device)
+        codes = self.codes[torch.from_numpy(batch.documents)[rows.cpu()]].to(query.x.device)
+        docid = nn.functional.one_hot(codes, self.model.config.V).type_as(prior)
+        return {"generation": self.generation_loss(query, prior, docid, rows, Phase(0.0, frozen=True))}
+
+    def generation_loss(self, query: Encoded, prior: Tensor, docid: Tensor, rows: Tensor, phase: Phase) -> Tensor:
+        x, prior = query.x[rows], prior[rows]
+        if not phase.straight_through and self.config.loss.straight_through:
+            x, prior = x.detach(), prior.detach()
+        chosen = Encoded(x, query.states[rows], query.mask[rows])
+        log_probs = self.model.decoder(chosen, docid, prior)
+        return self.config.loss.generation * losses.generation(log_probs, docid).sum()
+
+    def freeze(self) -> None:
+        """Fix the docids of all documents: from now on neither encoder nor heads change."""
+        self.codes = torch.from_numpy(self.docids(np.arange(len(self.documents.tokens))))
+
+    def docids(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The docids (n, m) that the heads give the documents `rows` now."""
+        size = max(1, TOKENS_PER_BATCH // 16)
+        found = np.empty((len(rows), self.model.config.m), dtype=np.int64)
+        with torch.no_grad():
+            for start in range(0, len(rows), size):
+                x = encode(self.model, self.documents, rows[start : start + size]).x
+                found[start : start + size] = self.model.heads(x).argmax(-1).cpu().numpy()
+        return found
+
+    def health(self, sample: int = 512) -> DocidHealth:
+        """Health of the docids of the corpus, or of a sample of it where documents are expensive to encode."""
+        count = len(self.documents.tokens)
+        limit = count if self.documents.pooled is not None else min(sample, count)
+        rows = np.sort(np.random.default_rng(0).choice(count, min(limit, 50_000), replace=False))
+        return docid_health(self.docids(rows))

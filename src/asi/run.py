@@ -1,0 +1,244 @@
+"""A training run from data set to searchable folder: settings, texts, frozen features, training, model, index."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from asi.batches import TrainingPairs, TrainingTexts, contents, training_texts
+from asi.checkpoint import RunFolder, load_model, save_model, write_atomically
+from asi.config import Config, from_dict, to_dict
+from asi.datasets import Dataset
+from asi.distributed import Processes, choose_device, joined_processes
+from asi.encoder import find_encoder, load_encoder, load_tokeniser
+from asi.errors import AsiError, CheckpointError, ConfigError
+from asi.features import Features, compute_features
+from asi.indexing import build_store
+from asi.metrics import collapse_warning
+from asi.model import Asi
+from asi.objective import AsiObjective
+from asi.training import StepReport, Trainer, fit, planned_steps
+
+
+class Reporter(Protocol):
+    """Told about the progress of a run; the command line draws it."""
+
+    def stage(self, name: str, total: int) -> None: ...
+    def advance(self, done: int) -> None: ...
+    def step(self, report: StepReport) -> None: ...
+    def message(self, text: str) -> None: ...
+    def warning(self, text: str) -> None: ...
+
+
+class Silence:
+    """The reporter of a caller who wants none."""
+
+    def stage(self, name: str, total: int) -> None: ...
+    def advance(self, done: int) -> None: ...
+    def step(self, report: StepReport) -> None: ...
+    def message(self, text: str) -> None: ...
+    def warning(self, text: str) -> None: ...
+
+
+class Interrupted(AsiError):
+    """A run was asked to stop; it has saved its state and can be resumed."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a run must remember from its first moment on: a resumed run is the same run."""
+
+    config: Config
+    data: str
+    steps: int | None  # None until the speed is measured
+
+    def save(self, folder: RunFolder) -> None:
+        values = {"config": to_dict(self.config), "data": self.data, "steps": self.steps}
+        write_atomically(folder.run, json.dumps(values, indent=1))
+
+    @classmethod
+    def load(cls, folder: RunFolder) -> "RunState":
+        try:
+            values = json.loads(folder.run.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"can't resume: {folder.run} can't be read ({error})") from error
+        return cls(from_dict(values["config"]), values["data"], values["steps"])
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that training starts from."""
+
+    texts: TrainingTexts
+    queries: Features
+    documents: Features
+    model: Asi
+    trainer: Trainer
+
+
+def open_run(path: Path, config: Config, data: str, *, resume: bool) -> tuple[RunFolder, RunState]:
+    """The folder of a new run, or of one that goes on with the settings it began with."""
+    folder = RunFolder(path)
+    if resume and folder.run.exists():
+        state = RunState.load(folder)
+        if state.data != data:
+            raise ConfigError(f"{path} was trained on {state.data!r}, not on {data!r}; choose another folder")
+        return folder, state
+    if folder.run.exists():
+        raise ConfigError(f"{path} holds a run already; continue it with --resume, or choose another folder")
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"{path} is not empty and holds no run; choose another folder")
+    path.mkdir(parents=True, exist_ok=True)
+    state = RunState(config, data, None)
+    state.save(folder)
+    return folder, state
+
+
+def train(
+    dataset: Dataset,
+    path: Path,
+    config: Config,
+    *,
+    data: str | None = None,
+    resume: bool = False,
+    device: str | None = None,
+    reporter: Reporter | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+    keep_cache: bool = False,
+) -> RunFolder:
+    """Train on a data set's `train` split and index its documents. Raises Interrupted if `stopping` says so.
+
+    `data` is the name under which the run remembers its data.
+    """
+    started = time.monotonic()
+    reporter = reporter or Silence()
+    chosen = choose_device(device)
+    with joined_processes(chosen) as processes:
+        if processes.is_main:
+            folder, state = open_run(path, config, data or dataset.name, resume=resume)
+        folder, state = processes.agree((folder, state) if processes.is_main else None)
+        reporter = reporter if processes.is_main else Silence()
+        prepared = prepare(dataset, folder, state.config, chosen, processes, reporter)
+        steps = state.steps or planned_steps(prepared.trainer, state.config.train, started)
+        if processes.is_main and state.steps is None:
+            RunState(state.config, state.data, steps).save(folder)
+        reporter.stage("training", steps)
+        with run_log(folder, reporter, state.config.model.V, active=processes.is_main) as listener:
+            finished = fit(prepared.trainer, steps, folder, listener, stopping)
+        if not finished:
+            raise Interrupted(f"stopped; the state is saved in {folder.checkpoints}, continue with --resume")
+        if processes.is_main:
+            finish(folder, state.config, prepared, reporter, keep_cache=keep_cache)
+    return folder
+
+
+def prepare(
+    dataset: Dataset, folder: RunFolder, config: Config, device: torch.device, processes: Processes, reporter: Reporter
+) -> Prepared:
+    """Load the texts and the encoder, and run the frozen layers once over all texts."""
+    reporter.stage("reading", 0)
+    texts = training_texts(dataset)
+    source = find_encoder(config.model.encoder)
+    torch.manual_seed(config.train.seed)
+    model = Asi(load_encoder(source, config.model.frozen_layers), config.model).to(device)
+    tokenise = load_tokeniser(source, config.model.max_length)
+    features = {}
+    for name, items, keep in (
+        ("queries", texts.queries, True),
+        ("documents", contents(texts.documents), not model.encoder.is_frozen),
+    ):
+        tokens = tokenise(items)
+        reporter.stage(f"encoding {name}", len(tokens))
+        cache = folder.cache / name if processes.is_main else None
+        features[name] = compute_features(
+            model, tokens, keep_states=keep, cache=cache, progress=lambda done, _: reporter.advance(done)
+        )
+    pairs = TrainingPairs(texts.pairs, config.train.seed, config.train.batch)
+    if pairs.batch < config.train.batch:
+        reporter.message(f"the data has {len(texts.pairs)} training pairs: batches have {pairs.batch} of them")
+    objective = AsiObjective(model, features["queries"], features["documents"], pairs, config)
+    trainer = Trainer(objective, config.train, processes)
+    return Prepared(texts, features["queries"], features["documents"], model, trainer)
+
+
+def finish(folder: RunFolder, config: Config, prepared: Prepared, reporter: Reporter, *, keep_cache: bool) -> None:
+    """Save the model, index the corpus with what is computed already, and clear up."""
+    tokenise = load_tokeniser(find_encoder(config.model.encoder), config.model.max_length)
+    save_model(folder.model, prepared.model, tokenise, config)
+    loaded = load_model(folder.model, prepared.model.device)
+    reporter.stage("indexing", len(prepared.texts.documents))
+    features = prepared.documents if prepared.documents.pooled is not None else None
+    done = 0
+
+    def added(batch: Any) -> None:
+        nonlocal done
+        done += len(batch)
+        reporter.advance(done)
+
+    build_store(folder, loaded, prepared.texts.documents, features, added)
+    if not keep_cache:
+        shutil.rmtree(folder.cache, ignore_errors=True)
+    shutil.rmtree(folder.checkpoints, ignore_errors=True)
+
+
+@contextmanager
+def run_log(folder: RunFolder, reporter: Reporter, V: int, *, active: bool) -> Iterator[Callable[[StepReport], None]]:
+    """A listener that passes reports on, keeps them as JSON lines, and warns when docids collapse."""
+    if not active:
+        yield lambda report: None
+        return
+    file = folder.log.open("a", encoding="utf-8")
+    board = tensorboard_writer(folder)
+    warned = False
+
+    def listen(report: StepReport) -> None:
+        nonlocal warned
+        reporter.step(report)
+        if report.losses is None and report.health is None:
+            return
+        record: dict[str, Any] = {"step": report.step, "steps": report.steps, "time": round(time.time(), 3)}
+        if report.losses is not None:
+            record |= {"losses": report.losses, "pairs_per_second": round(report.pairs_per_second, 1)}
+        if report.health is not None:
+            record["health"] = report.health._asdict()
+            warning = collapse_warning(report.health, V) if report.step > report.steps // 10 else None
+            if warning and (not warned or report.step == report.steps):
+                reporter.warning(warning)
+                warned = True
+            if warning:
+                record["warning"] = warning
+        file.write(json.dumps(record) + "\n")
+        file.flush()
+        if board is not None:
+            for name, value in scalars(record):
+                board.add_scalar(name, value, report.step)
+
+    try:
+        yield listen
+    finally:
+        file.close()
+        if board is not None:
+            board.close()
+
+
+def scalars(record: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """The numbers of a log record that make a curve, by name."""
+    for name, value in record.get("losses", {}).items():
+        yield f"loss/{name}", value
+    for name in ("docids", "d_per_id", "largest_bucket"):
+        if "health" in record:
+            yield f"health/{name}", record["health"][name]
+
+
+def tensorboard_writer(folder: RunFolder) -> Any | None:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder.tensorboard))

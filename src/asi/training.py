@@ -1,0 +1,246 @@
+"""The training loop: the only one of the project.
+
+`fit` knows an objective, not a model: it asks for representations of the pairs of a step, for the losses that compare
+all of them with each other, and for the losses of single pairs. Batches of thousands fit in little memory: the first
+kind of loss needs only the representations, so these are computed without gradient first, the loss gives their
+gradient, and a second pass pushes it through the network in chunks. The gradient is that of the whole batch at once.
+"""
+
+import copy
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from asi.batches import Batch, TrainingPairs
+from asi.checkpoint import RunFolder, latest_checkpoint, save_checkpoint
+from asi.config import TrainConfig
+from asi.distributed import Processes
+from asi.errors import ConfigError
+from asi.metrics import DocidHealth
+
+FINAL_LR_SHARE = 0.05  # of the peak, where the cosine ends
+REHEARSAL_STEPS = 9  # spread over the schedule, to measure the speed of a run whose length is given in minutes
+
+
+class Phase(Protocol):
+    @property
+    def frozen(self) -> bool: ...
+
+
+class Objective(Protocol):
+    """What a system has to say about its own training."""
+
+    @property
+    def model(self) -> nn.Module: ...
+    @property
+    def pairs(self) -> TrainingPairs: ...
+    def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]: ...
+    def phase(self, progress: float) -> Any: ...
+    def represent(self, batch: Batch) -> tuple[Any, Any]: ...
+    def batch_losses(self, representations: Any, batch: Batch) -> dict[str, Tensor]: ...
+    def generated(self, size: int, phase: Any) -> NDArray[np.bool_]: ...
+    def pair_losses(
+        self, representations: Any, query: Any, chosen: NDArray[np.bool_], phase: Any
+    ) -> dict[str, Tensor]: ...
+    def frozen_losses(self, batch: Batch, chosen: NDArray[np.bool_]) -> dict[str, Tensor]: ...
+    def freeze(self) -> None: ...
+    def health(self) -> DocidHealth: ...
+
+
+class StepReport(NamedTuple):
+    """What the loop tells its caller after a step."""
+
+    step: int  # steps done
+    steps: int  # of the whole run
+    losses: dict[str, float] | None  # weighted parts, on the steps that are logged
+    pairs_per_second: float
+    health: DocidHealth | None
+
+
+Listener = Callable[[StepReport], None]
+
+
+class Trainer:
+    """One run's optimiser and step. The loop around it is `fit`."""
+
+    def __init__(self, objective: Objective, config: TrainConfig, processes: Processes) -> None:
+        self.objective = objective
+        self.config = config
+        self.processes = processes
+        self.groups = objective.parameter_groups()
+        self.frozen = False
+        batch = objective.pairs.batch
+        if batch % processes.count:
+            raise ConfigError(f"a batch of {batch} pairs can't be shared evenly by {processes.count} processes")
+        settings = [{"params": parameters, "lr": lr, "peak": lr} for parameters, lr in self.groups.values()]
+        self.optimizer = torch.optim.AdamW(settings, betas=(0.9, 0.98), weight_decay=config.weight_decay, fused=True)
+        device = next(objective.model.parameters()).device
+        self.autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [parameter for parameters, _ in self.groups.values() for parameter in parameters]
+
+    def step(self, step: int, steps: int) -> dict[str, Tensor]:
+        """Do step number `step` of `steps`; returns the weighted parts of its loss."""
+        phase = self.objective.phase(step / steps)
+        if phase.frozen and not self.frozen:
+            self.objective.freeze()
+            self.frozen = True
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak"] * lr_share(step, steps, self.config.warmup_steps)
+        self.optimizer.zero_grad(set_to_none=True)
+        batch = self.objective.pairs.at(step)
+        parts = self.frozen_backward(batch, phase) if phase.frozen else self.joint_backward(batch, phase)
+        learning = [self.groups["decoder"]] if phase.frozen else list(self.groups.values())
+        for parameters, _ in learning:
+            self.processes.sum_gradients(parameters)
+            nn.utils.clip_grad_norm_(parameters, self.config.clip)
+        self.optimizer.step()
+        return parts
+
+    def chunks(self, batch: Batch) -> list[slice]:
+        """This process's rows of the batch, in parts of at most `chunk` pairs."""
+        own = self.processes.share(len(batch.queries))
+        size = self.config.chunk
+        return [slice(start, min(start + size, own.stop)) for start in range(own.start, own.stop, size)]
+
+    def joint_backward(self, batch: Batch, phase: Any) -> dict[str, Tensor]:
+        chosen = self.objective.generated(len(batch.queries), phase)
+        count = int(chosen.sum())
+        chunks = self.chunks(batch)
+        if len(chunks) == 1 and self.processes.count == 1:
+            return self.plain_backward(batch, chosen, count, phase)
+        with torch.no_grad(), self.autocast:
+            own = [self.objective.represent(batch.part(rows))[0] for rows in chunks]
+        kind = type(own[0])
+        leaves = kind(
+            *(self.processes.gather(torch.cat(parts)).float().requires_grad_() for parts in zip(*own, strict=True))
+        )
+        parts = self.objective.batch_losses(leaves, batch)
+        gradients = (
+            torch.autograd.grad(torch.stack(list(parts.values())).sum(), leaves, allow_unused=True) if parts else ()
+        )
+        parts = {name: part.detach() for name, part in parts.items()}
+        for rows in chunks:
+            with self.autocast:
+                representations, query = self.objective.represent(batch.part(rows))
+                single = self.objective.pair_losses(representations, query, chosen[rows], phase)
+            surrogate = [
+                (part * gradient[rows]).sum()
+                for part, gradient in zip(representations, gradients, strict=False)
+                if gradient is not None
+            ]
+            total = torch.stack([*surrogate, *(part / count for part in single.values())]).sum()
+            total.backward()  # type: ignore[no-untyped-call]
+            for name, part in single.items():
+                parts[name] = parts.get(name, torch.zeros(())) + part.detach().cpu() / count
+        return parts
+
+    def plain_backward(self, batch: Batch, chosen: NDArray[np.bool_], count: int, phase: Any) -> dict[str, Tensor]:
+        """The whole batch in one pass: what the chunked way must equal, and faster where it fits."""
+        with self.autocast:
+            representations, query = self.objective.represent(batch)
+            single = self.objective.pair_losses(representations, query, chosen, phase)
+        full = type(representations)(*(part.float() for part in representations))
+        parts = self.objective.batch_losses(full, batch) | {name: part / count for name, part in single.items()}
+        torch.stack(list(parts.values())).sum().backward()  # type: ignore[no-untyped-call]
+        return {name: part.detach() for name, part in parts.items()}
+
+    def frozen_backward(self, batch: Batch, phase: Any) -> dict[str, Tensor]:
+        chosen = self.objective.generated(len(batch.queries), phase)
+        count = int(chosen.sum())
+        parts: dict[str, Tensor] = {}
+        for rows in self.chunks(batch):
+            with self.autocast:
+                single = self.objective.frozen_losses(batch.part(rows), chosen[rows])
+            torch.stack([part / count for part in single.values()]).sum().backward()  # type: ignore[no-untyped-call]
+            for name, part in single.items():
+                parts[name] = parts.get(name, torch.zeros(())) + part.detach().cpu() / count
+        return parts
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights that training changes; the rest comes with the pretrained encoder."""
+        trained = {name for name, parameter in self.objective.model.named_parameters() if parameter.requires_grad}
+        return {name: weight for name, weight in self.objective.model.state_dict().items() if name in trained}
+
+    def load(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> None:
+        self.objective.model.load_state_dict(weights, strict=False)
+        self.optimizer.load_state_dict(dict(optimizer))
+
+    def seconds_per_step(self) -> float:
+        """Measure the speed by rehearsing steps from all over the schedule; weights and optimiser stay as they were."""
+        weights = {name: weight.clone() for name, weight in self.weights().items()}
+        optimizer = copy.deepcopy(self.optimizer.state_dict())
+        times = []
+        for i in [0, *range(REHEARSAL_STEPS)]:
+            start = time.perf_counter()
+            self.step(i, REHEARSAL_STEPS)
+            times.append(time.perf_counter() - start)
+        self.load(weights, optimizer)
+        self.frozen = False
+        return float(np.mean(times[1:]))  # the first step pays for what happens once
+
+
+def lr_share(step: int, steps: int, warmup: int) -> float:
+    """Share of the peak learning rate: linear warm-up, then a cosine down to a small rest."""
+    warmup = min(warmup, steps // 10)
+    if step < warmup:
+        return (step + 1) / warmup
+    cosine = 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+    return FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * cosine
+
+
+def planned_steps(trainer: Trainer, config: TrainConfig, started: float, default_epochs: float = 30.0) -> int:
+    """The length of the run in steps. Minutes count from `started`, a time.monotonic() before the texts were encoded."""
+    if config.steps is not None:
+        return config.steps
+    if config.minutes is None:
+        return max(1, round((config.epochs or default_epochs) * trainer.objective.pairs.steps_per_epoch))
+    seconds = trainer.processes.agree(trainer.seconds_per_step())
+    left = config.minutes * 60 - (time.monotonic() - started)
+    return int(trainer.processes.agree(max(10, int(left / seconds))))
+
+
+def fit(
+    trainer: Trainer, steps: int, folder: RunFolder, listener: Listener, stopping: Callable[[], bool] = lambda: False
+) -> bool:
+    """Train to the end from the newest checkpoint of `folder`, if it has one. False if `stopping` ended it early.
+
+    The final weights are the same, bit for bit on a CPU, however often the run was interrupted.
+    """
+    config, processes = trainer.config, trainer.processes
+    step = 0
+    if (checkpoint := latest_checkpoint(folder)) is not None:
+        step = checkpoint.step
+        trainer.load(checkpoint.weights, checkpoint.optimizer)
+        torch.set_rng_state(checkpoint.random)
+    clock, clocked = time.perf_counter(), step
+    while step < steps:
+        parts = trainer.step(step, steps)
+        step += 1
+        is_last = step == steps
+        logged = step % config.log_every == 0 or is_last
+        health = None
+        if processes.is_main and (step % config.health_every == 0 or is_last):
+            health = trainer.objective.health()
+        if processes.is_main:
+            now = time.perf_counter()
+            speed = (step - clocked) * trainer.objective.pairs.batch / max(now - clock, 1e-9)
+            losses = {name: float(part) for name, part in parts.items()} if logged else None
+            listener(StepReport(step, steps, losses, speed, health))
+            if logged:
+                clock, clocked = now, step
+        stop = processes.any(stopping()) and not is_last
+        if stop or is_last or step % config.checkpoint_every == 0:
+            if processes.is_main:
+                save_checkpoint(folder, step, trainer.weights(), trainer.optimizer.state_dict())
+        if stop:
+            return False
+    return True
