@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# (codes of the last position, the beams they continue), both (Q, K), or None at the start -> log-probabilities (Q, K, V)
+# The codes just taken and the beams they continue, both (Q, K), or None at the start, to log-probabilities (Q, K, V).
 Step = Callable[[tuple[Tensor, Tensor] | None], Tensor]
 
 
@@ -73,7 +73,7 @@ def beam_search(step: Step, length: int, beams: int, tree: PrefixTree | None = N
     codes = scores = prefixes = torch.empty(0)
     for depth in range(length):
         log_probs = step(moves)  # (Q, K, V)
-        Q, K, V = log_probs.shape
+        Q, _, V = log_probs.shape
         if depth == 0:
             codes = torch.empty(Q, 1, 0, dtype=torch.long, device=log_probs.device)
             scores = torch.zeros(Q, 1, device=log_probs.device)

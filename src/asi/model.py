@@ -114,6 +114,10 @@ class Decoder(nn.Module):
         self.outputs = nn.Parameter(0.02 * torch.randn(tables, config.V, d))
         self.prior_scale = nn.Parameter(torch.ones(())) if config.head_prior else None
 
+    @property
+    def blocks(self) -> list[DecoderLayer]:
+        return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+
     def table(self, tables: Tensor, position: int) -> Tensor:
         return tables[position if len(tables) > 1 else 0]  # (V, d)
 
@@ -128,7 +132,7 @@ class Decoder(nn.Module):
         """Log-probabilities (B, m, V) of every position given the true docid before it; docid is one-hot (B, m, V)."""
         embedded = [docid[:, i] @ self.table(self.embeddings, i) for i in range(self.m - 1)]
         states = torch.stack([self.start(self.norm_x(query.x)), *embedded], dim=1) + self.positions  # (B, m, d)
-        for layer in self.layers:
+        for layer in self.blocks:
             states = layer(states, layer.memory_keys_values(query.states), query.mask)
         steps = [self.log_probs(states[:, i : i + 1], i, prior[:, i]) for i in range(self.m)]
         return torch.cat(steps, dim=1)
@@ -142,11 +146,11 @@ class Generation:
         self.query = query
         self.prior = prior  # (Q, m, V)
         self.position = 0
-        self.memories = [layer.memory_keys_values(query.states) for layer in decoder.layers]
+        self.memories = [layer.memory_keys_values(query.states) for layer in decoder.blocks]
         self.kept: list[tuple[Tensor, Tensor]] = []  # per layer: keys and values (Q, K, positions so far, d)
 
     def __call__(self, moves: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Log-probabilities (Q, K, V) of the next position after each beam took its move (code, parent), (Q, K) each."""
+        """Log-probabilities (Q, K, V) of the next position; moves are the codes taken and their parents (Q, K)."""
         decoder, i = self.decoder, self.position
         if moves is None:
             states = decoder.start(decoder.norm_x(self.query.x))[:, None]  # (Q, 1, d)
@@ -155,7 +159,7 @@ class Generation:
             states = F.embedding(code, decoder.table(decoder.embeddings, i - 1))
             self.kept = [(reordered(keys, parent), reordered(values, parent)) for keys, values in self.kept]
         states = states + decoder.positions[i]
-        for number, layer in enumerate(decoder.layers):
+        for number, layer in enumerate(decoder.blocks):
             states = self.attend(number, layer, states)
             states = layer.cross_and_inner(states, self.memories[number], self.query.mask)
         self.position += 1

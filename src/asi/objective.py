@@ -111,7 +111,7 @@ class AsiObjective:
     def pair_losses(
         self, representations: Representations, query: Encoded, chosen: NDArray[np.bool_], phase: Phase
     ) -> dict[str, Tensor]:
-        """L_s summed over the `chosen` pairs of a part of the batch; its gradient reaches the rest as the phase says."""
+        """L_s summed over the `chosen` pairs of a part of the batch; the phase says what its gradient reaches."""
         if not self.config.loss.generation:
             return {}
         rows = torch.from_numpy(chosen).to(query.x.device)

@@ -1,7 +1,7 @@
 """Query to docids to candidates to ranked hits.
 
-Three ways to docids: `beam` (the paper's plain beam search), `constrained` (the beam follows only docids that exist, and
-the list is filled up with the best docids by the heads) and `one-pass` (the heads alone: m look-ups per docid).
+Three ways to docids: `beam` (the paper's plain beam search), `constrained` (the beam follows only docids that exist,
+and the list is filled up with the best docids by the heads) and `one-pass` (the heads alone: m look-ups per docid).
 Equal queries get equal answers whatever they are batched with: a query is padded to its own length, never to its
 neighbour's, and the small matrices of a single query are given the rows of four.
 Letters: Q queries, K docids per query, m docid length, V codes per position, U docids in use, D width.
@@ -126,12 +126,12 @@ class Searcher:
         with torch.inference_mode():
             logits = self.model.heads(query.x)
             if self.config.mode == "one-pass":
-                return one_pass(logits.log_softmax(-1)[: query.count], view.snapshot, count)
+                return one_pass(logits.log_softmax(-1)[: query.real], view.snapshot, count)
             beams = max(self.config.beams, count) if self.config.mode == "beam" else self.config.beams
             generation = self.model.generation(Encoded(query.x, query.states, query.mask), logits)
             if self.config.mode == "beam":
-                return plain_beams(generation, view, beams, query.count)
-            return constrained_beams(generation, logits, view, beams, count, query.count)
+                return plain_beams(generation, view, beams, query.real)
+            return constrained_beams(generation, logits, view, beams, count, query.real)
 
     def answer(self, query: "PaddedQueries", k: int) -> list[list[tuple[Hit, Document]]]:
         """Ranked hits; started over if a document that was found has been replaced or deleted meanwhile."""
@@ -140,11 +140,11 @@ class Searcher:
             docids = self.find_docids(query, view, max(k, self.config.candidates))
             candidates = candidates_of(docids, view.snapshot, max(k, self.config.candidates))
             scores = self.rank_scores(candidates, query)
-            chosen = best_of_each_query(candidates, scores, k, self.config.bucket_cap, query.count)
+            chosen = best_of_each_query(candidates, scores, k, self.config.bucket_cap, query.real)
             documents = self.store.documents(candidates.number[chosen])
             if None not in documents or view.snapshot is self.store.snapshot():
                 break
-        answers: list[list[tuple[Hit, Document]]] = [[] for _ in range(query.count)]
+        answers: list[list[tuple[Hit, Document]]] = [[] for _ in range(query.real)]
         codes = view.snapshot.codes[candidates.row[chosen]].tolist()
         for i, document, code in zip(chosen.tolist(), documents, codes, strict=True):
             if document is not None:
@@ -165,16 +165,16 @@ class Searcher:
 
 
 class PaddedQueries(NamedTuple):
-    """Encoded queries, of which only the first `count` are asked for."""
+    """Encoded queries, of which only the first `real` are asked for."""
 
     x: Tensor  # (Q, D)
     states: Tensor  # (Q, T, D)
     mask: Tensor  # (Q, T)
-    count: int
+    real: int
 
 
 def one_pass(log_probs: Tensor, snapshot: Snapshot, count: int) -> Docids:
-    """The best `count` of all docids in use, scored by the heads on the query alone: (Q, m, V) look-ups and additions."""
+    """The best `count` of all docids in use, scored by the heads' log-probabilities (Q, m, V) on the query alone."""
     codes = torch.from_numpy(snapshot.codes.astype(np.int64)).to(log_probs.device)  # (U, m)
     size = max(1, SCORES_AT_ONCE // max(1, len(codes)))
     tops = []

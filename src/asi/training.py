@@ -25,6 +25,7 @@ from asi.errors import ConfigError
 from asi.metrics import DocidHealth
 
 FINAL_LR_SHARE = 0.05  # of the peak, where the cosine ends
+DEFAULT_MINUTES = 10.0  # the length of a run for which none is given
 REHEARSAL_STEPS = 9  # spread over the schedule, to measure the speed of a run whose length is given in minutes
 
 
@@ -138,7 +139,7 @@ class Trainer:
                 if gradient is not None
             ]
             total = torch.stack([*surrogate, *(part / count for part in single.values())]).sum()
-            total.backward()  # type: ignore[no-untyped-call]
+            total.backward()
             for name, part in single.items():
                 parts[name] = parts.get(name, torch.zeros(())) + part.detach().cpu() / count
         return parts
@@ -150,7 +151,7 @@ class Trainer:
             single = self.objective.pair_losses(representations, query, chosen, phase)
         full = type(representations)(*(part.float() for part in representations))
         parts = self.objective.batch_losses(full, batch) | {name: part / count for name, part in single.items()}
-        torch.stack(list(parts.values())).sum().backward()  # type: ignore[no-untyped-call]
+        torch.stack(list(parts.values())).sum().backward()
         return {name: part.detach() for name, part in parts.items()}
 
     def frozen_backward(self, batch: Batch, phase: Any) -> dict[str, Tensor]:
@@ -160,7 +161,7 @@ class Trainer:
         for rows in self.chunks(batch):
             with self.autocast:
                 single = self.objective.frozen_losses(batch.part(rows), chosen[rows])
-            torch.stack([part / count for part in single.values()]).sum().backward()  # type: ignore[no-untyped-call]
+            torch.stack([part / count for part in single.values()]).sum().backward()
             for name, part in single.items():
                 parts[name] = parts.get(name, torch.zeros(())) + part.detach().cpu() / count
         return parts
@@ -197,14 +198,14 @@ def lr_share(step: int, steps: int, warmup: int) -> float:
     return FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * cosine
 
 
-def planned_steps(trainer: Trainer, config: TrainConfig, started: float, default_epochs: float = 30.0) -> int:
-    """The length of the run in steps. Minutes count from `started`, a time.monotonic() before the texts were encoded."""
+def planned_steps(trainer: Trainer, config: TrainConfig, started: float) -> int:
+    """The length of the run in steps; minutes count from `started`, a time.monotonic()."""
     if config.steps is not None:
         return config.steps
-    if config.minutes is None:
-        return max(1, round((config.epochs or default_epochs) * trainer.objective.pairs.steps_per_epoch))
+    if config.epochs is not None:
+        return max(1, round(config.epochs * trainer.objective.pairs.steps_per_epoch))
     seconds = trainer.processes.agree(trainer.seconds_per_step())
-    left = config.minutes * 60 - (time.monotonic() - started)
+    left = (config.minutes or DEFAULT_MINUTES) * 60 - (time.monotonic() - started)
     return int(trainer.processes.agree(max(10, int(left / seconds))))
 
 
@@ -238,9 +239,9 @@ def fit(
             if logged:
                 clock, clocked = now, step
         stop = processes.any(stopping()) and not is_last
-        if stop or is_last or step % config.checkpoint_every == 0:
-            if processes.is_main:
-                save_checkpoint(folder, step, trainer.weights(), trainer.optimizer.state_dict())
+        due = stop or is_last or step % config.checkpoint_every == 0
+        if due and processes.is_main:
+            save_checkpoint(folder, step, trainer.weights(), trainer.optimizer.state_dict())
         if stop:
             return False
     return True
