@@ -30,10 +30,10 @@ class ModelConfig:
     max_length: int = 64  # tokens of a query or a document; the rest is cut off
     frozen_layers: int = 6  # lower encoder layers that are never trained; their output is computed once and reused
     adapter: int = 1024  # hidden width of the residual layer on x; 0 for none
-    m: int = 4  # docid length
+    m: int = 2  # docid length
     V: int = 256  # codes per position
     shared_tokens: bool = False  # one table of code embeddings for all positions (the paper's Share) or one for each
-    logit_scale: float = 8.0  # where the learned scale of the heads' logits starts
+    logit_scale: float = 1.0  # where the learned scale of the heads' logits starts
     decoder_layers: int = 1
     decoder_width: int = 256
     decoder_heads: int = 4
@@ -59,14 +59,14 @@ class LossConfig:
     """Weights of the terms; a weight of 0 removes the term. The first three are the paper's."""
 
     generation: float = 1.0  # L_s
-    contrastive: float = 0.004  # gamma_c
-    reverse: float = 0.02  # gamma_r
+    contrastive: float = 0.0003  # gamma_c
+    reverse: float = 0.1  # gamma_r
     margin: float = 3.0  # alpha in L_c
     straight_through: bool = True  # the paper's reparameterization: L_s has a gradient into the heads
     straight_through_weight: float = 0.02  # of that gradient, once it is ramped in
     vector: float = 1.0  # softmax over the batch on the vectors that rank the candidates
     vector_temperature: float = 0.05
-    match: float = 0.3  # InfoNCE on expected matches of the heads
+    match: float = 1.0  # InfoNCE on expected matches of the heads
     balance: float = 0.2  # codes used evenly at every position
 
     def __post_init__(self) -> None:
@@ -119,7 +119,7 @@ class SearchConfig:
     mode: str = "constrained"
     beams: int = 10  # K: docids that are generated for a query
     candidates: int = 100  # documents that are ranked, at the most, in the mode one-pass
-    ranking: str = "sum"  # candidates are ranked by docid score, by vector similarity, or by a weighted sum
+    ranking: str = "vector"  # candidates are ranked by docid score, by vector similarity, or by a weighted sum
     docid_weight: float = 0.02  # of the docid's log-probability in that sum; the similarity has weight 1
     bucket_cap: int | None = None  # documents of one bucket in an answer, at the most
 
@@ -151,6 +151,8 @@ PRESETS: dict[str, Config] = {
             pooling="cls",
             frozen_layers=0,
             adapter=0,
+            m=4,
+            logit_scale=8.0,
             decoder_layers=6,
             decoder_width=768,
             decoder_heads=12,

@@ -34,6 +34,7 @@ class ScreenReporter:
         self.bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
             TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=self.console,
+            disable=not self.console.is_terminal,
         )  # fmt: skip
         self.task: TaskID | None = None
         self.name, self.total, self.begun, self.said = "", 0, time.monotonic(), 0.0

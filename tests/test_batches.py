@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+
+from asi.batches import Batch, TrainingPairs, expand_ranges, training_texts
+from asi.datasets import open_dataset
+from asi.errors import DataError
+
+PAIRS = np.array([(0, 0), (0, 3), (1, 1), (2, 1), (2, 2), (3, 3), (4, 0), (5, 4)])
+
+
+def test_negatives_equal_brute_force():
+    pairs = TrainingPairs(PAIRS, seed=0, batch=8)
+    known = set(map(tuple, PAIRS.tolist()))
+    batch = Batch(np.array([0, 0, 2, 3, 5, 1]), np.array([0, 3, 2, 3, 4, 1]))
+    expected = [[(q, d) not in known for d in batch.documents.tolist()] for q in batch.queries.tolist()]
+    assert pairs.negatives(batch).tolist() == expected
+
+
+def test_an_epoch_has_every_pair_once_and_the_next_another_order():
+    pairs = TrainingPairs(PAIRS, seed=3, batch=4)
+    first, second = (
+        [tuple(p) for s in steps for p in zip(*map(np.ndarray.tolist, pairs.at(s)), strict=True)]
+        for steps in ((0, 1), (2, 3))
+    )
+    assert sorted(first) == sorted(second) == sorted(map(tuple, PAIRS.tolist()))
+    assert first != second
+
+
+def test_a_step_depends_on_its_number_alone():
+    one, other = TrainingPairs(PAIRS, 3, 4), TrainingPairs(PAIRS, 3, 4)
+    one.at(0), one.at(5)
+    assert [part.tolist() for part in one.at(7)] == [part.tolist() for part in other.at(7)]
+
+
+def test_a_batch_larger_than_the_data_is_cut():
+    assert TrainingPairs(PAIRS, 0, 4096).batch == len(PAIRS)
+
+
+def test_expand_ranges():
+    items, owners = expand_ranges(np.array([3, 7, 8]), np.array([5, 7, 9]))
+    assert (items.tolist(), owners.tolist()) == ([3, 4, 8], [0, 0, 2])
+
+
+def test_training_texts_of_a_data_set(beir):
+    texts = training_texts(open_dataset(str(beir)))
+    assert len(texts.documents) == 48
+    query, document = texts.pairs[0]
+    assert set(texts.documents[document].title.split()) <= set(texts.queries[query].split())
+
+
+def test_one_document_can_not_be_contrasted(tmp_path):
+    (tmp_path / "pairs.jsonl").write_text('{"query": "a", "document": "b"}\n{"query": "c", "document": "b"}\n')
+    with pytest.raises(DataError, match="fewer than two documents"):
+        training_texts(open_dataset(str(tmp_path / "pairs.jsonl")))

@@ -1,0 +1,156 @@
+import shutil
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from asi.checkpoint import load_model
+from asi.config import SearchConfig
+from asi.errors import ConfigError
+from asi.index import Index
+from asi.indexing import quantised
+from asi.records import Document
+from asi.search import Candidates, Searcher, best_of_each_query, one_pass
+from asi.store import Store
+
+QUERIES = [
+    "red house", "the tree is green", "where is blue river", "stone", "find a black bird that stands in the north",
+    "lamp", "white cloud", "yellow horse in the west", "zzz", "house house house",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def index(run_folder):
+    with Index.load(run_folder) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("mode", ["beam", "constrained", "one-pass"])
+@pytest.mark.parametrize("ranking", ["docid", "vector", "sum"])
+def test_answers_do_not_depend_on_the_batch(index, mode, ranking):
+    searcher = index.configured(mode=mode, ranking=ranking)
+    together = searcher.search(QUERIES, 10)
+    assert together == searcher.search(QUERIES, 10)
+    for size in (1, 2, 3, 7):
+        parts = [searcher.search(QUERIES[start : start + size], 10) for start in range(0, len(QUERIES), size)]
+        alone = [hits for part in parts for hits in part]
+        assert [[hit.key for hit in hits] for hits in alone] == [[hit.key for hit in hits] for hits in together]
+        assert [hit.score for hits in alone for hit in hits] == pytest.approx(
+            [hit.score for hits in together for hit in hits], abs=1e-4
+        )
+
+
+def test_trained_search_finds_what_it_was_trained_for(index):
+    hits = index.search(["house red", "the river is blue"], k=3)
+    assert [found[0].key for found in hits] == ["red/house", "blue/river"]
+
+
+@pytest.mark.parametrize("mode", ["constrained", "one-pass"])
+def test_widens_until_the_corpus_is_exhausted(index, mode):
+    [hits] = index.search(["red house"], k=1000, mode=mode)
+    assert sorted(hit.key for hit in hits) == sorted(stored.document.key for stored in index.store.stored_documents())
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+
+
+def test_constrained_docids_exist_and_plain_ones_are_the_decoders_best(index):
+    existing = set(map(tuple, index.store.snapshot().codes.tolist()))
+    for docids in index.configured(mode="constrained").docids(QUERIES, 10):
+        assert len(docids) == len(set(docids)) == 10
+        assert set(docids) <= existing
+    plain = index.configured(mode="beam", beams=16**3).docids(["red house"], 10)[0]
+    model, tokenise = index.loaded.model, index.loaded.tokenise
+    with torch.no_grad():
+        query = model.encode(*tokenise(["red house"]).padded(np.array([0])))
+        logits = model.heads(query.x)
+        everything = torch.tensor(list(product(range(16), repeat=3)))
+        one_hot = torch.nn.functional.one_hot(everything, 16).float()
+        repeated = type(query)(*(part.expand(len(everything), *part.shape[1:]) for part in query))
+        scores = (model.decoder(repeated, one_hot, logits.expand(len(everything), -1, -1)) * one_hot).sum((1, 2))
+    best = everything[scores.argsort(descending=True)[:10]].tolist()
+    assert plain == [tuple(docid) for docid in best]
+
+
+def test_one_pass_is_exactly_the_best_docids(index):
+    snapshot = index.store.snapshot()
+    log_probs = torch.randn(5, 3, 16, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    found = one_pass(log_probs, snapshot, 7)
+    for q in range(5):
+        scores = [
+            sum(float(log_probs[q, i, code]) for i, code in enumerate(docid)) for docid in snapshot.codes.tolist()
+        ]
+        best = sorted(range(len(scores)), key=lambda row: (-scores[row], row))[:7]
+        assert found.rows[q].tolist() == best
+        assert found.scores[q].tolist() == pytest.approx([scores[row] for row in best], abs=1e-5)
+
+
+def test_vector_ranking_equals_exact_search_over_the_whole_corpus(index):
+    searcher = index.configured(mode="one-pass", ranking="vector", candidates=1000)
+    stored = list(index.store.stored_documents())
+    vectors = index.store.vectors(np.array([item.number for item in stored])).astype(np.float64)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    [(_, query)] = searcher.encoded(["red house"])
+    x = query.x[0].numpy() / np.linalg.norm(query.x[0].numpy())
+    best = np.argsort(-(vectors @ x), kind="stable")[:5]
+    [hits] = searcher.search(["red house"], 5)
+    assert [hit.key for hit in hits] == [stored[row].document.key for row in best]
+
+
+def test_bucket_cap_and_ties():
+    candidates = Candidates(
+        query=np.array([0, 0, 0, 0, 1, 1]), row=np.array([5, 5, 5, 6, 5, 7]),
+        number=np.array([3, 2, 1, 4, 9, 8]), score=np.zeros(6, np.float32),
+    )  # fmt: skip
+    scores = np.array([0.9, 0.9, 0.8, 0.1, 0.5, 0.5], np.float32)
+    assert best_of_each_query(candidates, scores, 3, None, 2).tolist() == [1, 0, 2, 5, 4]
+    assert best_of_each_query(candidates, scores, 3, 1, 2).tolist() == [1, 3, 5, 4]
+
+
+def test_quantised_vectors_keep_their_direction():
+    vectors = np.random.default_rng(0).normal(size=(20, 384)).astype(np.float32)
+    small = quantised(vectors).astype(np.float32)
+    cosine = (vectors * small).sum(1) / np.linalg.norm(vectors, axis=1) / np.linalg.norm(small, axis=1)
+    assert cosine.min() > 0.9995
+    assert np.abs(small).max() == 127
+    assert not quantised(np.zeros((1, 4), np.float32)).any()
+
+
+def test_new_documents_are_found_at_once_and_deleted_ones_no_more(run_folder, tmp_path):
+    copy = shutil.copytree(run_folder, tmp_path / "run")
+    with Index.load(copy) as index:
+        added = [Document("new/1", "a red house that stands in the north", "red house")]
+        assert index.add(added) == 1
+        [hits] = index.search(["red house"], k=3)
+        assert {"new/1", "red/house"} <= {hit.key for hit in hits}
+        index.add([Document("new/1", "a yellow lamp", "yellow lamp")])  # a known key is replaced
+        [hits] = index.search(["yellow lamp"], k=2)
+        assert "new/1" in {hit.key for hit in hits}
+        assert len(index) == 49
+        index.delete(["new/1"])
+        [hits] = index.search(["yellow lamp"], k=100)
+        assert "new/1" not in {hit.key for hit in hits}
+        assert len(hits) == 48
+
+
+def test_a_document_gets_the_same_docid_whatever_it_is_added_with(run_folder, tmp_path):
+    copy = shutil.copytree(run_folder, tmp_path / "run")
+    with Index.load(copy) as index:
+        before = {item.document.key: item.docid for item in index.store.stored_documents()}
+        documents = [item.document for item in index.store.stored_documents()]
+        index.add(documents[:1])
+        index.add(documents[1:4])
+        index.add(documents[4:])
+        assert {item.document.key: item.docid for item in index.store.stored_documents()} == before
+
+
+def test_an_empty_store_answers_nothing(run_folder, tmp_path):
+    loaded = load_model(run_folder / "model", torch.device("cpu"))
+    with Store.create(tmp_path / "s", m=3, V=16, width=32, fingerprint=loaded.fingerprint) as store:
+        for mode in ("beam", "constrained", "one-pass"):
+            assert Searcher(loaded, store, SearchConfig(mode=mode)).search(["red"], 5) == [[]]
+
+
+def test_no_queries_and_bad_k(index):
+    assert index.search([], k=5) == []
+    with pytest.raises(ConfigError, match="k must be at least 1, got 0"):
+        index.search(["red"], k=0)

@@ -1,0 +1,244 @@
+"""The promises of the training loop: chunks change nothing, processes change nothing, interruptions change nothing."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from asi.batches import TrainingPairs, contents, training_texts
+from asi.config import to_toml
+from asi.datasets import open_dataset
+from asi.distributed import Processes
+from asi.encoder import load_encoder, load_tokeniser
+from asi.features import compute_features
+from asi.model import Asi
+from asi.objective import AsiObjective
+from asi.run import Interrupted, train
+from asi.training import Trainer, lr_share
+
+ASI = [sys.executable, "-c", "from asi.cli import main; main()"]
+
+
+def build_trainer(config, beir, folder, dtype=torch.float64):
+    torch.manual_seed(0)
+    texts = training_texts(open_dataset(str(beir)))
+    model = Asi(load_encoder(folder, config.model.frozen_layers), config.model)
+    tokenise = load_tokeniser(folder, 16)
+    queries = compute_features(model, tokenise(texts.queries), keep_states=True)
+    documents = compute_features(model, tokenise(contents(texts.documents)), keep_states=not model.encoder.is_frozen)
+    if dtype == torch.float64:
+        model.double()
+        queries, documents = (
+            f._replace(
+                **{n: getattr(f, n).astype(np.float64) for n in ("pooled", "states") if getattr(f, n) is not None}
+            )
+            for f in (queries, documents)
+        )
+    pairs = TrainingPairs(texts.pairs, config.train.seed, config.train.batch)
+    return Trainer(AsiObjective(model, queries, documents, pairs, config), config.train, Processes(0, 1))
+
+
+def gradients(trainer, step, steps):
+    """The gradient of a step before clipping."""
+    phase = trainer.objective.phase(step / steps)
+    batch = trainer.objective.pairs.at(step)
+    trainer.optimizer.zero_grad(set_to_none=True)
+    trainer.joint_backward(batch, phase)
+    return {name: p.grad.clone() for name, p in trainer.objective.model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("frozen_layers", [0, 1, 2])
+@pytest.mark.parametrize("chunk", [1, 7, 16])
+def test_chunks_give_the_gradient_of_the_whole_batch(toy_config, beir, encoder_folder, frozen_layers, chunk):
+    loss = replace(toy_config.loss, contrastive=0.2, reverse=0.2, match=0.3, balance=0.1, straight_through_weight=1.0)
+    config = replace(toy_config, model=replace(toy_config.model, frozen_layers=frozen_layers), loss=loss)
+    whole = gradients(build_trainer(config, beir, encoder_folder), 6, 10)
+    chunked_config = replace(config, train=replace(config.train, chunk=chunk))
+    chunked = gradients(build_trainer(chunked_config, beir, encoder_folder), 6, 10)
+    assert whole.keys() == chunked.keys()
+    for name, gradient in whole.items():
+        assert torch.allclose(gradient, chunked[name], rtol=1e-5, atol=1e-9), name
+
+
+def test_straight_through_schedule(toy_config, beir, encoder_folder):
+    objective = build_trainer(toy_config, beir, encoder_folder).objective
+    weight = toy_config.loss.straight_through_weight
+    at = {progress: objective.phase(progress) for progress in (0.0, 0.29, 0.4, 0.6, 0.71)}
+    assert at[0.0].straight_through == at[0.29].straight_through == 0
+    assert at[0.4].straight_through == pytest.approx(weight / 2)
+    assert at[0.6].straight_through == pytest.approx(weight)
+    assert [phase.frozen for phase in at.values()] == [False, False, False, False, True]
+
+
+def test_without_reparameterization_the_heads_get_no_gradient_from_generation(toy_config, beir, encoder_folder):
+    loss = replace(toy_config.loss, contrastive=0, reverse=0, vector=0, match=0, balance=0)
+    with_it = gradients(build_trainer(replace(toy_config, loss=loss), beir, encoder_folder), 6, 10)
+    off = replace(
+        toy_config, loss=replace(loss, straight_through=False), model=replace(toy_config.model, head_prior=False)
+    )
+    without = gradients(build_trainer(off, beir, encoder_folder), 6, 10)
+    assert with_it["heads.linear.weight"].abs().sum() > 0
+    assert "heads.linear.weight" not in without
+
+
+def test_frozen_docids_do_not_move(toy_config, beir, encoder_folder):
+    trainer = build_trainer(toy_config, beir, encoder_folder, torch.float32)
+    rows = np.arange(48)
+    trainer.step(7, 10)
+    before = trainer.objective.docids(rows)
+    decoder = trainer.objective.model.decoder.outputs.detach().clone()
+    for step in (8, 9):
+        trainer.step(step, 10)
+    assert (trainer.objective.docids(rows) == before).all()
+    assert not torch.equal(decoder, trainer.objective.model.decoder.outputs)
+
+
+def test_rehearsal_leaves_no_trace(toy_config, beir, encoder_folder):
+    trainer = build_trainer(toy_config, beir, encoder_folder, torch.float32)
+    before = {name: weight.clone() for name, weight in trainer.weights().items()}
+    assert trainer.seconds_per_step() > 0
+    assert all(torch.equal(weight, before[name]) for name, weight in trainer.weights().items())
+    assert not trainer.optimizer.state_dict()["state"]
+
+
+def test_learning_rate_warms_up_and_decays():
+    shares = [lr_share(step, 100, 10) for step in range(100)]
+    assert shares[:10] == pytest.approx([i / 10 for i in range(1, 11)])
+    assert shares == sorted(shares[:10]) + sorted(shares[10:], reverse=True)
+    assert shares[-1] < 0.06
+
+
+# Whole runs -----------------------------------------------------------------------------------------------------------
+
+
+def start(arguments, **environment):
+    return subprocess.Popen(
+        [*ASI, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+    )
+
+
+def final_weights(folder):
+    return load_file(Path(folder) / "model" / "weights.safetensors")
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(weight, other[name]) for name, weight in one.items())
+
+
+@pytest.fixture
+def settings_file(tmp_path, toy_config):
+    path = tmp_path / "run.toml"
+    path.write_text(to_toml(replace(toy_config, train=replace(toy_config.train, steps=90, checkpoint_every=8))))
+    return path
+
+
+def test_killed_runs_end_with_the_same_weights_bit_for_bit(tmp_path, beir, settings_file):
+    arguments = ["train", str(beir), "--config", str(settings_file)]
+    process = start([*arguments, "--out", str(tmp_path / "whole")])
+    assert process.wait(120) == 0, process.stderr.read()
+    draw = random.Random(1)
+    kills, resumed = 0, tmp_path / "killed"
+    process = start([*arguments, "--out", str(resumed)])
+    while process.poll() is None:
+        # Wait for training to begin, then kill within a stretch that holds several saves.
+        known = set(resumed.glob("checkpoints/step-*"))
+        while process.poll() is None and set(resumed.glob("checkpoints/step-*")) <= known:
+            time.sleep(0.005)
+        time.sleep(draw.uniform(0, 0.1))
+        if kills < 4 and process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+            process = start([*arguments, "--out", str(resumed), "--resume"])
+    assert process.wait() == 0, process.stderr.read()
+    assert kills >= 3
+    assert same(final_weights(tmp_path / "whole"), final_weights(resumed))
+
+
+def test_sigterm_saves_and_leaves(tmp_path, beir, settings_file):
+    folder = tmp_path / "run"
+    process = start(["train", str(beir), "--config", str(settings_file), "--out", str(folder)])
+    while not (folder / "log.jsonl").exists() or not (folder / "log.jsonl").read_text():
+        time.sleep(0.01)
+        assert process.poll() is None, process.stderr.read()
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "continue with --resume" in errors
+    assert list(folder.glob("checkpoints/step-*/manifest.json"))
+
+
+def test_two_processes_equal_one_with_the_same_batch(tmp_path, beir, settings_file):
+    arguments = ["train", str(beir), "--config", str(settings_file), "--steps", "12"]
+    one = start([*arguments, "--out", str(tmp_path / "one")])
+    assert one.wait(120) == 0, one.stderr.read()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "asi"]
+    two = subprocess.run(
+        [*torchrun, *arguments, "--out", str(tmp_path / "two")], capture_output=True, text=True, timeout=180,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert two.returncode == 0, two.stderr
+    expected, got = final_weights(tmp_path / "one"), final_weights(tmp_path / "two")
+    for name, weight in expected.items():
+        assert torch.allclose(weight, got[name], atol=2e-5), name
+
+
+def test_collapse_is_seen_and_warned_of_and_the_default_does_not_collapse(tmp_path, beir, toy_config):
+    """Without the terms that push documents apart, L_s pulls all of them into one docid."""
+    warnings = []
+
+    class Listening:
+        def stage(self, name, total): ...
+        def advance(self, done): ...
+        def step(self, report): ...
+        def message(self, text): ...
+        def warning(self, text):
+            warnings.append(text)
+
+    bare = replace(toy_config.loss, contrastive=0.0, match=0.0, balance=0.0, reverse=0.0, straight_through_weight=1.0)
+    config = replace(
+        toy_config,
+        loss=bare,
+        train=replace(toy_config.train, straight_through_start=0.0, straight_through_full=0.0, freeze_docids=1.0),
+    )
+    train(open_dataset(str(beir)), tmp_path / "bare", config, reporter=Listening())
+    collapsed = last_health(tmp_path / "bare")
+    assert collapsed["docids"] <= 6
+    assert warnings
+    assert "loss.contrastive" in warnings[-1]
+    warnings.clear()
+    train(open_dataset(str(beir)), tmp_path / "default", toy_config, reporter=Listening())
+    assert last_health(tmp_path / "default")["docids"] >= 24
+    assert not warnings
+
+
+def last_health(folder):
+    records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [record["health"] for record in records if "health" in record][-1]
+
+
+def test_a_run_in_minutes_fixes_its_steps_and_keeps_them(tmp_path, beir, toy_config):
+    config = replace(toy_config, train=replace(toy_config.train, steps=None, minutes=0.05))
+    calls = iter([False] * 5 + [True] * 100)
+    with pytest.raises(Interrupted, match="continue with --resume"):
+        train(open_dataset(str(beir)), tmp_path / "x", config, stopping=lambda: next(calls))
+    steps = json.loads((tmp_path / "x" / "run.json").read_text())["steps"]
+    assert steps >= 10
+    train(open_dataset(str(beir)), tmp_path / "x", config, resume=True)
+    assert json.loads((tmp_path / "x" / "run.json").read_text())["steps"] == steps
+    last = json.loads((tmp_path / "x" / "log.jsonl").read_text().splitlines()[-1])
+    assert (last["step"], last["steps"]) == (steps, steps)
