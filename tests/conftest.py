@@ -1,18 +1,12 @@
-"""A toy corpus and a toy encoder: small enough to train in seconds, real enough to learn."""
+"""Fixtures: the toy corpus, the toy encoder, and a run that is trained once for all tests."""
 
-import json
-import random
 from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from toy import toy_settings, train_toy, write_beir, write_encoder
 
-from asi.config import Config, LossConfig, ModelConfig, SearchConfig, TrainConfig
-
-COLOURS = ["red", "green", "blue", "black", "white", "yellow"]
-THINGS = ["house", "tree", "river", "bird", "horse", "lamp", "stone", "cloud"]
-PLACES = ["north", "south", "east", "west"]
+from asi.config import Config
 
 
 @pytest.fixture(autouse=True)
@@ -21,102 +15,28 @@ def few_threads():
     torch.set_num_threads(2)
 
 
-def toy_documents() -> list[dict]:
-    return [
-        {
-            "_id": f"{colour}/{thing}",
-            "title": f"{colour} {thing}",
-            "text": f"a {thing} that is {colour} stands in the {place}",
-        }
-        for i, colour in enumerate(COLOURS)
-        for j, thing in enumerate(THINGS)
-        for place in [PLACES[(i + j) % len(PLACES)]]
-    ]
-
-
 @pytest.fixture(scope="session")
 def beir(tmp_path_factory) -> Path:
-    """48 documents in BEIR layout; of six, no query is in train."""
     folder = tmp_path_factory.mktemp("beir")
-    documents = toy_documents()
-    draw = random.Random(0)
-    queries, splits = [], {"train": [], "test": [], "test_unseen": []}
-    for i, document in enumerate(documents):
-        colour, thing = document["title"].split()
-        texts = [
-            f"{thing} {colour}",
-            f"find {colour} {thing}",
-            f"the {thing} is {colour}",
-            f"where is {colour} {thing}",
-        ]
-        draw.shuffle(texts)
-        for j, text in enumerate(texts):
-            split = "test_unseen" if i % 8 == 7 else "test" if j == 0 else "train"
-            queries.append({"_id": f"q{i}-{j}", "text": text})
-            splits[split].append((f"q{i}-{j}", document["_id"]))
-    write_lines(folder / "corpus.jsonl", documents)
-    write_lines(folder / "queries.jsonl", queries)
-    (folder / "qrels").mkdir()
-    for split, pairs in splits.items():
-        rows = "".join(f"{query}\t{key}\t1\n" for query, key in pairs)
-        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
+    write_beir(folder)
     return folder
-
-
-def write_lines(path: Path, records: list[dict]) -> None:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 @pytest.fixture(scope="session")
 def encoder_folder(tmp_path_factory) -> Path:
-    """A BERT of two layers and width 32 with random weights, as a Hugging Face folder."""
-    from transformers import BertConfig, BertModel
-
     folder = tmp_path_factory.mktemp("encoder")
-    words = ["find", "the", "is", "where", "a", "that", "stands", "in", "thing", *COLOURS, *THINGS, *PLACES]
-    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words])}
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(vocabulary), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=64, max_position_embeddings=64, initializer_range=0.3,
-    )  # fmt: skip
-    BertModel(config).save_pretrained(folder)
-    tokeniser = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokeniser.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokeniser.post_processor = processors.TemplateProcessing(
-        "[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    tokeniser.save(str(folder / "tokenizer.json"))
+    write_encoder(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
 def toy_config(encoder_folder) -> Config:
-    return Config(
-        model=ModelConfig(
-            encoder=str(encoder_folder), max_length=16, frozen_layers=2, adapter=64, m=3, V=16, decoder_width=32
-        ),
-        loss=LossConfig(),
-        train=TrainConfig(
-            steps=150,
-            batch=32,
-            chunk=32,
-            generation_batch=16,
-            lr=3e-3,
-            checkpoint_every=20,
-            log_every=10,
-            health_every=50,
-        ),
-        search=SearchConfig(),
-    )
+    return toy_settings(encoder_folder)
 
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory, beir, toy_config) -> Path:
     """A trained and indexed run on the toy corpus. Tests that change it copy it first."""
-    from asi.datasets import open_dataset
-    from asi.run import train
-
     path = tmp_path_factory.mktemp("runs") / "toy"
-    train(open_dataset(str(beir)), path, toy_config, data=str(beir))
+    train_toy(path, beir, toy_config)
     return path

@@ -55,10 +55,10 @@ def test_widens_until_the_corpus_is_exhausted(index, mode):
 
 def test_constrained_docids_exist_and_plain_ones_are_the_decoders_best(index):
     existing = set(map(tuple, index.store.snapshot().codes.tolist()))
-    for docids in index.configured(mode="constrained").docids(QUERIES, 10):
+    for docids in index.configured(mode="constrained").docids(index.searcher.encode(QUERIES), 10):
         assert len(docids) == len(set(docids)) == 10
         assert set(docids) <= existing
-    plain = index.configured(mode="beam", beams=16**3).docids(["red house"], 10)[0]
+    plain = index.configured(mode="beam", beams=16**3).docids(index.searcher.encode(["red house"]), 10)[0]
     model, tokenise = index.loaded.model, index.loaded.tokenise
     with torch.no_grad():
         query = model.encode(*tokenise(["red house"]).padded(np.array([0])))
@@ -89,7 +89,7 @@ def test_vector_ranking_equals_exact_search_over_the_whole_corpus(index):
     stored = list(index.store.stored_documents())
     vectors = index.store.vectors(np.array([item.number for item in stored])).astype(np.float64)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    [(_, query)] = searcher.encoded(["red house"])
+    [(_, query)] = searcher.encode(["red house"])
     x = query.x[0].numpy() / np.linalg.norm(query.x[0].numpy())
     best = np.argsort(-(vectors @ x), kind="stable")[:5]
     [hits] = searcher.search(["red house"], 5)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from asi.baselines.dense import ExactRetriever, untrained_embedding
 from asi.baselines.lexical import LexicalRetriever
 from asi.datasets import Dataset
-from asi.evaluation import DocidMap, Run, evaluate_documents, evaluate_searcher
+from asi.evaluation import DocidMap, Run, evaluate_documents, evaluate_searchers
 from asi.index import Index
 from asi.metrics import Report
 from asi.records import Retriever
@@ -20,22 +20,28 @@ from asi.trec import write_trec_run
 WAYS: dict[str, dict[str, Any]] = {
     "asi": {"mode": "constrained"},
     "asi-beam": {"mode": "beam"},
-    "asi-one-pass": {"mode": "one-pass"},
+    "asi-one-pass": {"mode": "one-pass", "candidates": 100},
     "asi-one-pass-docids": {"mode": "one-pass", "ranking": "docid"},
 }
 NAME_OF_MODE = {"constrained": "asi", "beam": "asi-beam", "one-pass": "asi-one-pass"}
 
+Reports = dict[str, dict[str, Report]]  # by system, then by split
+
 
 def evaluate_ways(
     opened: Index, dataset: Dataset, splits: Sequence[str], ways: Mapping[str, Mapping[str, Any]]
-) -> dict[str, dict[str, Report]]:
+) -> tuple[Reports, dict[str, Run]]:
+    """Ways to search one index; the answers of each way to the queries of all splits come along."""
+    searchers = {name: opened.configured(**settings) for name, settings in ways.items()}
     docid_map = DocidMap(opened.searcher)
-    judged = {split: dataset.judged(split) for split in splits}
-    reports: dict[str, dict[str, Report]] = {}
-    for name, settings in ways.items():
-        searcher = opened.configured(**settings)
-        reports[name] = {split: evaluate_searcher(searcher, *judged[split], docid_map)[0] for split in splits}
-    return reports
+    reports: Reports = {name: {} for name in ways}
+    answers: dict[str, Run] = {name: {} for name in ways}
+    for split in splits:
+        found, runs = evaluate_searchers(searchers, *dataset.judged(split), docid_map)
+        for name in ways:
+            reports[name][split] = found[name]
+            answers[name] |= runs[name]
+    return reports, answers
 
 
 def evaluate_index(
@@ -45,26 +51,18 @@ def evaluate_index(
     settings: Mapping[str, Any],
     baselines: bool = False,
     run_file: Path | None = None,
-) -> dict[str, dict[str, Report]]:
+) -> Reports:
     """One way to search, and the baselines if asked for; the answers go to a TREC run file if one is named."""
-    searcher = opened.configured(**settings)
-    name = NAME_OF_MODE[searcher.config.mode]
-    docid_map = DocidMap(searcher)
-    reports: dict[str, dict[str, Report]] = {name: {}}
-    answers: Run = {}
-    for split in splits:
-        reports[name][split], run = evaluate_searcher(searcher, *dataset.judged(split), docid_map)
-        answers |= run
+    name = NAME_OF_MODE[opened.configured(**settings).config.mode]
+    reports, answers = evaluate_ways(opened, dataset, splits, {name: settings})
     if run_file is not None:
-        write_trec_run(run_file, answers, name)
-    if baselines:
-        reports |= evaluate_baselines(opened, dataset, splits)
-    return reports
+        write_trec_run(run_file, answers[name], name)
+    return reports | evaluate_baselines(opened, dataset, splits) if baselines else reports
 
 
 def evaluate_baselines(
     opened: Index, dataset: Dataset, splits: Sequence[str], vectors: NDArray[np.float32] | None = None
-) -> dict[str, dict[str, Report]]:
+) -> Reports:
     """BM25 and the untrained encoder's exact search, over the documents of the index.
 
     `vectors` are the untrained encoder's, of the documents in the store's order, if they are at hand.

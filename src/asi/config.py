@@ -118,7 +118,7 @@ class TrainConfig:
 class SearchConfig:
     mode: str = "constrained"
     beams: int = 10  # K: docids that are generated for a query
-    candidates: int = 100  # documents that are ranked, at the most, in the mode one-pass
+    candidates: int = 300  # documents that are ranked, at the most
     ranking: str = "vector"  # candidates are ranked by docid score, by vector similarity, or by a weighted sum
     docid_weight: float = 0.02  # of the docid's log-probability in that sum; the similarity has weight 1
     bucket_cap: int | None = None  # documents of one bucket in an answer, at the most

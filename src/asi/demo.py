@@ -48,7 +48,7 @@ def run_demo(
     reporter.stage("evaluating", 0)
     pooled = folder.cache / "documents" / "pooled.npy"
     with Index.load(out, device) as index:
-        reports = evaluate_ways(index, dataset, SPLITS, WAYS)
+        reports, _ = evaluate_ways(index, dataset, SPLITS, WAYS)
         reports |= evaluate_baselines(index, dataset, SPLITS, np.load(pooled) if pooled.exists() else None)
         answers = [(query, index.searcher.search_documents([query], 3)[0]) for query in QUERIES[data]]
     shutil.rmtree(folder.cache, ignore_errors=True)

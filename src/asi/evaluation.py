@@ -1,7 +1,7 @@
 """Search the queries of a split and measure the answers: the same way for ASI and for every baseline."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from asi.records import Docid, Hit, Qrel, Query, Retriever
 from asi.search import Searcher
 
 QUERIES_PER_CALL = 32
+QUERIES_ENCODED_AT_ONCE = 1024
 DEPTH = 10  # docids and documents that the measures look at
 
 Run = dict[str, list[Hit]]
@@ -61,29 +62,39 @@ class DocidMap:
         self.buckets = Buckets.of(self.docids)
         self.health: DocidHealth = docid_health(self.docids)
 
+    def rows_of(self, keys: Sequence[str]) -> list[int]:
+        """Rows of those documents that the corpus has."""
+        return [self.rows[key] for key in keys if key in self.rows]
 
-def evaluate_searcher(
-    searcher: Searcher, queries: Sequence[Query], qrels: Sequence[Qrel], docid_map: DocidMap | None = None
-) -> tuple[Report, Run]:
-    """The measures of a system with docids: docid-level, in expectation, document-level, and the docids' health."""
-    docid_map = docid_map or DocidMap(searcher)
-    report, run = evaluate_documents(searcher, queries, qrels)
-    judged = judged_queries(queries, qrels)
-    relevant = [
-        [docid_map.rows[key] for key in keys if key in docid_map.rows] for keys in relevant_keys(qrels).values()
-    ]
-    scores = docid_scores(docid_map.buckets, all_docids(searcher, judged), relevant)
-    own = searcher.head_docids([query.text for query in judged])
+
+def evaluate_searchers(
+    searchers: Mapping[str, Searcher], queries: Sequence[Query], qrels: Sequence[Qrel], docid_map: DocidMap
+) -> tuple[dict[str, Report], dict[str, Run]]:
+    """The measures of ways to search one index: docid-level, in expectation, document-level, health of the docids.
+
+    The docids of all ways come from one encoding of the queries; the time per query is that of whole searches.
+    """
+    reports, runs = {}, {}
+    for name, searcher in searchers.items():
+        reports[name], runs[name] = evaluate_documents(searcher, queries, qrels)
+    found: dict[str, list[list[Docid]]] = {name: [] for name in searchers}
+    own: list[NDArray[np.int64]] = []
+    for part in parts_of(judged_queries(queries, qrels), QUERIES_ENCODED_AT_ONCE):
+        encoded = next(iter(searchers.values())).encode([query.text for query in part])
+        own.append(next(iter(searchers.values())).head_docids(encoded))
+        for name, searcher in searchers.items():
+            found[name] += searcher.docids(encoded, DEPTH)
+    relevant = [docid_map.rows_of(keys) for keys in relevant_keys(qrels).values()]
+    acc = share_of_equal_docids(np.concatenate(own), docid_map.docids, relevant)
+    for name, docids in found.items():
+        scores = docid_scores(docid_map.buckets, docids, relevant)
+        reports[name] = reports[name].with_docids(scores, docid_map.health, acc)
+    return reports, runs
+
+
+def share_of_equal_docids(own: NDArray[np.int64], docids: NDArray[np.int64], relevant: list[list[int]]) -> float | None:
+    """Acc over all (query, relevant document) pairs; None if no relevant document is in the corpus."""
     pairs = [(i, row) for i, rows in enumerate(relevant) for row in rows]
-    acc = accuracy(own[[i for i, _ in pairs]], docid_map.docids[[row for _, row in pairs]]) if pairs else 0.0
-    return report.with_docids(scores, docid_map.health, acc), run
-
-
-def all_docids(searcher: Searcher, queries: Sequence[Query]) -> list[list[Docid]]:
-    found: list[list[Docid]] = []
-    for part in parts_of(queries, QUERIES_PER_CALL):
-        found += searcher.docids([query.text for query in part], DEPTH)
-    return found
-
-
-Progress = Callable[[str], None]
+    if not pairs:
+        return None
+    return accuracy(own[[i for i, _ in pairs]], docids[[row for _, row in pairs]])

@@ -11,7 +11,7 @@ from asi.config import SearchConfig
 from asi.datasets import Dataset
 from asi.distributed import choose_device
 from asi.errors import AsiError, StoreError
-from asi.evaluation import DocidMap, Run, evaluate_searcher
+from asi.evaluation import DocidMap, Run, evaluate_searchers
 from asi.indexing import DOCUMENTS_PER_BATCH, Added, add_documents, build_store
 from asi.metrics import DocidHealth, Report
 from asi.records import Docid, Document, Hit
@@ -76,8 +76,10 @@ class Index:
         return searcher.search(queries, k)
 
     def evaluate(self, dataset: Dataset, split: str, **settings: Any) -> tuple[Report, Run]:
-        queries, qrels = dataset.judged(split)
-        return evaluate_searcher(self.configured(**settings), queries, qrels)
+        """The measures and the answers for a split."""
+        searchers = {"asi": self.configured(**settings)}
+        reports, runs = evaluate_searchers(searchers, *dataset.judged(split), DocidMap(self.searcher))
+        return reports["asi"], runs["asi"]
 
     def lookup(self, key: str) -> StoredDocument:
         if (found := self.store.lookup(key)) is None:

@@ -78,29 +78,28 @@ class Searcher:
         if k < 1:
             raise ConfigError(f"k must be at least 1, got {k}")
         answers: list[list[tuple[Hit, Document]]] = [[] for _ in queries]
-        for rows, query in self.encoded(queries):
+        for rows, query in self.encode(queries):
             for row, answer in zip(rows, self.answer(query, k), strict=True):
                 answers[row] = answer
         return answers
 
-    def docids(self, queries: Sequence[str], count: int) -> list[list[Docid]]:
+    def docids(self, queries: "EncodedQueries", count: int) -> list[list[Docid]]:
         """The best `count` docids for each query in this mode, also those that no document has (in `beam`)."""
-        answers: list[list[Docid]] = [[] for _ in queries]
-        for rows, query in self.encoded(queries):
+        answers: list[list[Docid]] = [[] for rows, _ in queries for _ in rows]
+        for rows, query in queries:
             found = self.find_docids(query, self.current_view(), count)
             for row, codes, scores in zip(rows, found.codes, found.scores, strict=True):
                 answers[row] = [tuple(docid) for docid in codes[np.isfinite(scores)][:count].tolist()]
         return answers
 
-    def head_docids(self, texts: Sequence[str]) -> NDArray[np.int64]:
-        """The docids (n, m) that the heads give the texts: for a query, its "pseudo query id"."""
-        found = np.empty((len(texts), self.model.config.m), dtype=np.int64)
-        for rows, query in self.encoded(texts):
+    def head_docids(self, queries: "EncodedQueries") -> NDArray[np.int64]:
+        """The docids (n, m) that the heads give the queries themselves: their "pseudo query ids"."""
+        found = np.empty((sum(len(rows) for rows, _ in queries), self.model.config.m), dtype=np.int64)
+        for rows, query in queries:
             found[rows] = self.model.heads(query.x).argmax(-1)[: len(rows)].cpu().numpy()
         return found
 
-    def encoded(self, texts: Sequence[str]) -> "list[tuple[NDArray[np.int64], PaddedQueries]]":
-        """The texts in groups of one padded length each, encoded."""
+    def encode(self, texts: Sequence[str]) -> "EncodedQueries":
         tokens = self.tokenise(texts)
         groups = []
         lengths = tokens.padded_lengths
@@ -171,6 +170,11 @@ class PaddedQueries(NamedTuple):
     states: Tensor  # (Q, T, D)
     mask: Tensor  # (Q, T)
     real: int
+
+
+EncodedQueries = list[
+    tuple[NDArray[np.int64], PaddedQueries]
+]  # groups of one padded length: places in the list, queries
 
 
 def one_pass(log_probs: Tensor, snapshot: Snapshot, count: int) -> Docids:
