@@ -1,4 +1,4 @@
-"""How fast a run answers: cold start of the command, milliseconds per query by mode and batch, documents added per second.
+"""How fast a run answers: cold start, milliseconds per query by mode and batch, documents added per second.
 
     python benchmarks/search_speed.py [RUN]      (default runs/demo; `make demo` makes it)
 
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ MODES = ("beam", "constrained", "one-pass")
 QUERIES = 256
 
 
-def seconds(action, repeats: int = 1) -> float:
+def seconds(action: Callable[[], object], repeats: int = 1) -> float:
     """The median time of an action."""
     times = []
     for _ in range(repeats):

@@ -60,7 +60,15 @@ def gradients(trainer, step, steps):
 @pytest.mark.parametrize("frozen_layers", [0, 1, 2])
 @pytest.mark.parametrize("chunk", [1, 7, 16])
 def test_chunks_give_the_gradient_of_the_whole_batch(toy_config, beir, encoder_folder, frozen_layers, chunk):
-    loss = replace(toy_config.loss, contrastive=0.2, reverse=0.2, match=0.3, balance=0.1, straight_through_weight=1.0)
+    loss = replace(
+        toy_config.loss,
+        contrastive=0.2,
+        reverse=0.2,
+        match=0.3,
+        balance=0.1,
+        straight_through_weight=1.0,
+        docid_gradient=0.5,
+    )
     config = replace(toy_config, model=replace(toy_config.model, frozen_layers=frozen_layers), loss=loss)
     whole = gradients(build_trainer(config, beir, encoder_folder), 6, 10)
     chunked_config = replace(config, train=replace(config.train, chunk=chunk))
@@ -73,7 +81,7 @@ def test_chunks_give_the_gradient_of_the_whole_batch(toy_config, beir, encoder_f
 def test_straight_through_schedule(toy_config, beir, encoder_folder):
     objective = build_trainer(toy_config, beir, encoder_folder).objective
     weight = toy_config.loss.straight_through_weight
-    at = {progress: objective.phase(progress) for progress in (0.0, 0.29, 0.4, 0.6, 0.71)}
+    at = {progress: objective.phase(progress) for progress in (0.0, 0.29, 0.4, 0.6, 0.81)}
     assert at[0.0].straight_through == at[0.29].straight_through == 0
     assert at[0.4].straight_through == pytest.approx(weight / 2)
     assert at[0.6].straight_through == pytest.approx(weight)
@@ -83,9 +91,7 @@ def test_straight_through_schedule(toy_config, beir, encoder_folder):
 def test_without_reparameterization_the_heads_get_no_gradient_from_generation(toy_config, beir, encoder_folder):
     loss = replace(toy_config.loss, contrastive=0, reverse=0, vector=0, match=0, balance=0)
     with_it = gradients(build_trainer(replace(toy_config, loss=loss), beir, encoder_folder), 6, 10)
-    off = replace(
-        toy_config, loss=replace(loss, straight_through=False), model=replace(toy_config.model, head_prior=False)
-    )
+    off = replace(toy_config, loss=replace(loss, straight_through=False))
     without = gradients(build_trainer(off, beir, encoder_folder), 6, 10)
     assert with_it["heads.linear.weight"].abs().sum() > 0
     assert "heads.linear.weight" not in without
@@ -94,11 +100,10 @@ def test_without_reparameterization_the_heads_get_no_gradient_from_generation(to
 def test_frozen_docids_do_not_move(toy_config, beir, encoder_folder):
     trainer = build_trainer(toy_config, beir, encoder_folder, torch.float32)
     rows = np.arange(48)
-    trainer.step(7, 10)
+    trainer.step(8, 10)
     before = trainer.objective.docids(rows)
     decoder = trainer.objective.model.decoder.outputs.detach().clone()
-    for step in (8, 9):
-        trainer.step(step, 10)
+    trainer.step(9, 10)
     assert (trainer.objective.docids(rows) == before).all()
     assert not torch.equal(decoder, trainer.objective.model.decoder.outputs)
 

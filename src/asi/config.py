@@ -33,6 +33,7 @@ class ModelConfig:
     m: int = 2  # docid length
     V: int = 256  # codes per position
     shared_tokens: bool = False  # one table of code embeddings for all positions (the paper's Share) or one for each
+    head_adapter: int = 1024  # hidden width of the heads' own residual layer on x; 0 for none
     logit_scale: float = 1.0  # where the learned scale of the heads' logits starts
     decoder_layers: int = 1
     decoder_width: int = 256
@@ -44,6 +45,7 @@ class ModelConfig:
         require(self.max_length >= 8, f"model.max_length must be at least 8, got {self.max_length}")
         require(self.frozen_layers >= 0, f"model.frozen_layers must not be negative, got {self.frozen_layers}")
         require(self.adapter >= 0, f"model.adapter must not be negative, got {self.adapter}")
+        require(self.head_adapter >= 0, f"model.head_adapter must not be negative, got {self.head_adapter}")
         require(1 <= self.m <= 8, f"model.m must be from 1 to 8, got {self.m}")
         require(2 <= self.V <= 65536, f"model.V must be from 2 to 65536, got {self.V}")
         require(self.logit_scale > 0, f"model.logit_scale must be positive, got {self.logit_scale}")
@@ -59,15 +61,16 @@ class LossConfig:
     """Weights of the terms; a weight of 0 removes the term. The first three are the paper's."""
 
     generation: float = 1.0  # L_s
-    contrastive: float = 0.0003  # gamma_c
+    contrastive: float = 0.0005  # gamma_c
     reverse: float = 0.1  # gamma_r
     margin: float = 3.0  # alpha in L_c
     straight_through: bool = True  # the paper's reparameterization: L_s has a gradient into the heads
     straight_through_weight: float = 0.02  # of that gradient, once it is ramped in
+    docid_gradient: float = 0.0  # share of the docid terms' gradient that goes on into x and the encoder
     vector: float = 1.0  # softmax over the batch on the vectors that rank the candidates
     vector_temperature: float = 0.05
-    match: float = 1.0  # InfoNCE on expected matches of the heads
-    balance: float = 0.2  # codes used evenly at every position
+    match: float = 0.5  # InfoNCE on expected matches of the heads
+    balance: float = 0.4  # codes used evenly at every position
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -83,14 +86,14 @@ class TrainConfig:
     batch: int = 1024  # pairs in a step, over all processes
     chunk: int = 1024  # pairs that go through the network at once; any value gives the same gradient
     generation_batch: int = 256  # pairs of each step that the decoder learns from, until the docids are frozen
-    lr: float = 1e-3
+    lr: float = 2e-3
     encoder_lr: float = 2e-5  # for encoder layers that are not frozen
     weight_decay: float = 0.01
     warmup_steps: int = 50
     clip: float = 1.0  # of the gradient's norm, for the decoder and for all else separately
     straight_through_start: float = 0.3  # share of the run after which L_s's gradient into the heads is ramped in
     straight_through_full: float = 0.5  # and where it has its full weight
-    freeze_docids: float = 0.7  # share of the run after which only the decoder learns; 1 for never
+    freeze_docids: float = 0.8  # share of the run after which only the decoder learns; 1 for never
     seed: int = 0
     checkpoint_every: int = 500  # steps
     log_every: int = 20  # steps
@@ -152,13 +155,22 @@ PRESETS: dict[str, Config] = {
             frozen_layers=0,
             adapter=0,
             m=4,
+            head_adapter=0,
             logit_scale=8.0,
             decoder_layers=6,
             decoder_width=768,
             decoder_heads=12,
             head_prior=False,
         ),
-        loss=LossConfig(contrastive=0.2, reverse=0.2, straight_through_weight=1.0, vector=0.0, match=0.0, balance=0.0),
+        loss=LossConfig(
+            contrastive=0.2,
+            reverse=0.2,
+            straight_through_weight=1.0,
+            docid_gradient=1.0,
+            vector=0.0,
+            match=0.0,
+            balance=0.0,
+        ),
         train=TrainConfig(
             batch=4096,
             chunk=64,

@@ -23,7 +23,7 @@ class Encoded(NamedTuple):
 
 
 class Adapter(nn.Module):
-    """A residual layer on the pooled vector: the cheapest way to train on top of a frozen encoder."""
+    """A residual layer on one vector per text: the cheapest way to train on top of a frozen encoder."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -43,6 +43,7 @@ class IndexHeads(nn.Module):
     def __init__(self, width: int, config: ModelConfig) -> None:
         super().__init__()
         self.m, self.V = config.m, config.V
+        self.adapter = Adapter(width, config.head_adapter) if config.head_adapter else None
         self.norm = nn.LayerNorm(width)
         self.linear = nn.Linear(width, config.m * config.V)
         nn.init.normal_(self.linear.weight, std=1 / math.sqrt(width))  # logits of deviation 1 before the scale
@@ -51,6 +52,7 @@ class IndexHeads(nn.Module):
         self.log_scale = nn.Parameter(torch.tensor(math.log(config.logit_scale)))
 
     def forward(self, x: Tensor) -> Tensor:
+        x = self.adapter(x) if self.adapter is not None else x
         logits = self.linear(self.norm(x)) * self.log_scale.exp()
         return logits.view(len(x), self.m, self.V)  # (B, m, V)
 

@@ -34,7 +34,15 @@ class Phase(NamedTuple):
     """Where in the schedule a step is."""
 
     straight_through: float  # weight of L_s's gradient into the heads
+    joint: bool  # L_s has a gradient into more than the decoder
     frozen: bool  # docids are final; only the decoder learns
+
+
+def partly_detached(x: Tensor, share: float) -> Tensor:
+    """x with `share` of its gradient."""
+    if share in (0, 1):
+        return x if share else x.detach()
+    return share * x + (1 - share) * x.detach()
 
 
 class AsiObjective:
@@ -54,12 +62,13 @@ class AsiObjective:
         """The part of the schedule at `progress`, the share of the run that is over."""
         train, loss = self.config.train, self.config.loss
         if progress >= train.freeze_docids:
-            return Phase(0.0, frozen=True)
-        if not loss.straight_through or progress < train.straight_through_start:
-            return Phase(0.0, frozen=False)
+            return Phase(0.0, joint=False, frozen=True)
+        if progress < train.straight_through_start:
+            return Phase(0.0, joint=False, frozen=False)
         ramp = train.straight_through_full - train.straight_through_start
         share = min(1.0, (progress - train.straight_through_start) / ramp) if ramp else 1.0
-        return Phase(share * loss.straight_through_weight, frozen=False)
+        weight = share * loss.straight_through_weight if loss.straight_through else 0.0
+        return Phase(weight, joint=True, frozen=False)
 
     def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]:
         """Named groups of parameters with their learning rates; each group's gradient is clipped by itself."""
@@ -77,8 +86,9 @@ class AsiObjective:
     def represent(self, batch: Batch) -> tuple[Representations, Encoded]:
         query = encode(self.model, self.queries, batch.queries)
         document = encode(self.model, self.documents, batch.documents)
-        heads = self.model.heads
-        return Representations(heads(query.x), heads(document.x), query.x, document.x), query
+        share = self.config.loss.docid_gradient
+        query_logits, document_logits = (self.model.heads(partly_detached(text.x, share)) for text in (query, document))
+        return Representations(query_logits, document_logits, query.x, document.x), query
 
     def batch_losses(self, representations: Representations, batch: Batch) -> dict[str, Tensor]:
         """The weighted terms that compare every query and document of the batch with every other."""
@@ -127,13 +137,14 @@ class AsiObjective:
         rows = torch.from_numpy(chosen).to(query.x.device)
         codes = self.codes[torch.from_numpy(batch.documents)[rows.cpu()]].to(query.x.device)
         docid = nn.functional.one_hot(codes, self.model.config.V).type_as(prior)
-        return {"generation": self.generation_loss(query, prior, docid, rows, Phase(0.0, frozen=True))}
+        return {"generation": self.generation_loss(query, prior, docid, rows, self.phase(1.0))}
 
     def generation_loss(self, query: Encoded, prior: Tensor, docid: Tensor, rows: Tensor, phase: Phase) -> Tensor:
-        x, prior = query.x[rows], prior[rows]
-        if not phase.straight_through and self.config.loss.straight_through:
-            x, prior = x.detach(), prior.detach()
-        chosen = Encoded(x, query.states[rows], query.mask[rows])
+        x, states, prior = query.x[rows], query.states[rows], prior[rows]
+        x = partly_detached(x, self.config.loss.docid_gradient if phase.joint else 0)
+        states = states if phase.joint else states.detach()
+        prior = prior if phase.straight_through else prior.detach()
+        chosen = Encoded(x, states, query.mask[rows])
         log_probs = self.model.decoder(chosen, docid, prior)
         return self.config.loss.generation * losses.generation(log_probs, docid).sum()
 

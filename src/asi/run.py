@@ -162,6 +162,9 @@ def prepare(
     pairs = TrainingPairs(texts.pairs, config.train.seed, config.train.batch)
     if pairs.batch < config.train.batch:
         reporter.message(f"the data has {len(texts.pairs)} training pairs: batches have {pairs.batch} of them")
+    possible = config.model.V**config.model.m
+    if possible < 2 * len(texts.documents):
+        reporter.message(f"only {possible} docids for {len(texts.documents)} documents; consider a larger model.m")
     objective = AsiObjective(model, features["queries"], features["documents"], pairs, config)
     trainer = Trainer(objective, config.train, processes)
     return Prepared(texts, features["queries"], features["documents"], model, trainer)
