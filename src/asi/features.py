@@ -7,11 +7,12 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from asi.encoder import TokenisedTexts
 from asi.model import Asi, Encoded
@@ -68,20 +69,24 @@ def compute_features(
 
 def encode(model: Asi, features: Features, rows: NDArray[np.int64]) -> Encoded:
     """Finish the encoding of the texts `rows`, with gradients into whatever is trained."""
-    device = model.device
-    if features.pooled is not None and features.states is None:
-        x = model.adapt(torch.from_numpy(features.pooled[rows]).to(device))
-        return Encoded(x, x[:, None], torch.ones(len(rows), 1, dtype=torch.bool, device=device))
-    if features.states is None:
-        ids, mask = features.tokens.padded(rows)
-        return model.encode(ids.to(device), mask.to(device))
-    places, kept = features.tokens.places(rows)
-    mask = torch.from_numpy(kept).to(device)
-    lower = torch.from_numpy(features.states[places]).to(device).float() * mask[:, :, None]
-    if features.pooled is not None:
-        return Encoded(model.adapt(torch.from_numpy(features.pooled[rows]).to(device)), lower, mask)
-    states = model.encoder.upper(lower, mask)
-    return Encoded(model.adapt(model.pool(states, mask)), states, mask)
+    pooled = on_device(model, features.pooled[rows]) if features.pooled is not None else None
+    if features.states is not None:
+        places, kept = features.tokens.places(rows)
+        mask = torch.from_numpy(kept).to(model.device)
+        lower = on_device(model, features.states[places]) * mask[:, :, None]
+        if pooled is not None:
+            return Encoded(model.adapt(pooled), lower, mask)
+        states = model.encoder.upper(lower, mask)
+        return Encoded(model.adapt(model.pool(states, mask)), states, mask)
+    if pooled is not None:
+        x = model.adapt(pooled)
+        return Encoded(x, x[:, None], torch.ones(len(rows), 1, dtype=torch.bool, device=model.device))
+    ids, mask = features.tokens.padded(rows)
+    return model.encode(ids.to(model.device), mask.to(model.device))
+
+
+def on_device(model: Asi, array: NDArray[np.floating[Any]]) -> Tensor:
+    return torch.from_numpy(array).to(model.device, model.dtype)
 
 
 def cache_key(model: Asi, tokens: TokenisedTexts) -> str:

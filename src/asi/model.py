@@ -203,6 +203,10 @@ class Asi(nn.Module):
     def device(self) -> torch.device:
         return self.heads.linear.weight.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.heads.linear.weight.dtype
+
     def pool(self, states: Tensor, mask: Tensor) -> Tensor:
         """Token states (B, T, D) to one vector per text (B, D)."""
         if self.config.pooling == "cls":

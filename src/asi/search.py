@@ -136,6 +136,8 @@ class Searcher:
         """Ranked hits; started over if a document that was found has been replaced or deleted meanwhile."""
         for _ in range(3):
             view = self.current_view()
+            if not len(view.snapshot.codes):
+                return [[] for _ in range(query.real)]
             docids = self.find_docids(query, view, max(k, self.config.candidates))
             candidates = candidates_of(docids, view.snapshot, max(k, self.config.candidates))
             scores = self.rank_scores(candidates, query)
