@@ -20,10 +20,11 @@ from asi.config import to_toml
 from asi.datasets import open_dataset
 from asi.distributed import Processes
 from asi.encoder import load_encoder, load_tokeniser
+from asi.errors import Interrupted
 from asi.features import compute_features
 from asi.model import Asi
 from asi.objective import AsiObjective
-from asi.run import Interrupted, train
+from asi.run import train
 from asi.training import Trainer, lr_share
 
 ASI = [sys.executable, "-c", "from asi.cli import main; main()"]
@@ -45,7 +46,9 @@ def build_trainer(config, beir, folder, dtype=torch.float64):
             for f in (queries, documents)
         )
     pairs = TrainingPairs(texts.pairs, config.train.seed, config.train.batch)
-    return Trainer(AsiObjective(model, queries, documents, pairs, config), config.train, Processes(0, 1))
+    return Trainer(
+        AsiObjective(model, queries, documents, pairs, config), config.train, Processes(0, 1, torch.device("cpu"))
+    )
 
 
 def gradients(trainer, step, steps):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from asi.errors import AsiError
+from asi.errors import AsiError, Interrupted
 
 if TYPE_CHECKING:
     from asi.config import Config
@@ -369,6 +369,9 @@ def main() -> None:
     """The entry point: every foreseen error is one line on stderr."""
     try:
         app()
+    except Interrupted as stopped:
+        sys.stderr.write(f"Stopped: {stopped}\n")
+        sys.exit(1)
     except AsiError as error:
         sys.stderr.write(f"Error: {error}\n")
         sys.exit(1)

@@ -97,7 +97,7 @@ class TrainConfig:
     seed: int = 0
     checkpoint_every: int = 500  # steps
     log_every: int = 20  # steps
-    health_every: int = 200  # steps between looks at the docids of (a sample of) the corpus
+    health_every: int = 100  # steps between looks at the docids of (a sample of) the corpus
 
     def __post_init__(self) -> None:
         given = [name for name in ("steps", "epochs", "minutes") if getattr(self, name) is not None]

@@ -13,9 +13,10 @@ from torch import Tensor
 class Processes:
     """This process's place among the processes of a run."""
 
-    def __init__(self, rank: int, count: int) -> None:
+    def __init__(self, rank: int, count: int, device: torch.device) -> None:
         self.rank = rank
         self.count = count
+        self.device = device  # the one that the processes talk over
 
     @property
     def is_main(self) -> bool:
@@ -53,7 +54,7 @@ class Processes:
     def any(self, flag: bool) -> bool:
         if self.count == 1:
             return flag
-        total = torch.tensor(int(flag))
+        total = torch.tensor(int(flag), device=self.device)
         dist.all_reduce(total)
         return bool(total)
 
@@ -63,11 +64,13 @@ def joined_processes(device: torch.device) -> Iterator[Processes]:
     """Join the processes that `torchrun` started, if it did."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
-        yield Processes(0, 1)
+        yield Processes(0, 1, device)
         return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        yield Processes(dist.get_rank(), count)
+        yield Processes(dist.get_rank(), count, device)
     finally:
         dist.destroy_process_group()
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from asi.errors import CheckpointError, ConfigError
 
-LENGTH_STEP = 8  # a text is padded to the next multiple of this, whatever it is batched with
+LENGTH_STEP = 4  # a text is padded to the next multiple of this, whatever it is batched with
 
 
 class PackagedEncoder(NamedTuple):

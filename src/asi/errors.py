@@ -4,7 +4,8 @@ AsiError                 every error that the input, the configuration or the di
 ├── ConfigError          a setting is unknown, out of range or contradicts another
 ├── DataError            a document, query or judgement can't be used: names file, line and remedy
 ├── StoreError           the store is missing, locked, damaged or made by another model
-└── CheckpointError      a saved model is missing, incomplete, damaged or does not fit
+├── CheckpointError      a saved model is missing, incomplete, damaged or does not fit
+└── Interrupted          a run was asked to stop; it has saved its state and can be resumed
 """
 
 
@@ -22,3 +23,6 @@ class StoreError(AsiError): ...
 
 
 class CheckpointError(AsiError): ...
+
+
+class Interrupted(AsiError): ...

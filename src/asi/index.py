@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,11 +13,13 @@ from asi.datasets import Dataset
 from asi.distributed import choose_device
 from asi.errors import AsiError, StoreError
 from asi.evaluation import DocidMap, Run, evaluate_searchers
-from asi.indexing import DOCUMENTS_PER_BATCH, Added, add_documents, build_store
+from asi.indexing import DOCUMENTS_PER_BATCH, Added, add_documents, assign_texts, build_store
 from asi.metrics import DocidHealth, Report
 from asi.records import Docid, Document, Hit
 from asi.search import Searcher
 from asi.store import Store, StoredDocument
+
+DOCUMENTS_ASKED_AGAIN = 64  # by the doctor: does the model give them the docids that the store has?
 
 
 class Index:
@@ -121,7 +124,15 @@ def check_store(folder: RunFolder) -> list[str]:
     """The store's own consistency, and that this model made it: a sample of its documents gets the same docids."""
     loaded = load_model(folder.model, choose_device(None))
     with Store.open(folder.store, fingerprint=loaded.fingerprint) as store:
-        return store.check()
+        found = store.check()
+        sample = list(islice(store.stored_documents(), DOCUMENTS_ASKED_AGAIN))
+        docids, _ = assign_texts(loaded.model, loaded.tokenise([item.document.content for item in sample]))
+        other = [
+            item.document.key for item, docid in zip(sample, docids.tolist(), strict=True) if item.docid != tuple(docid)
+        ]
+        if other:
+            found.append(f"the model gives {len(other)} of {len(sample)} documents another docid, e.g. {other[0]!r}")
+        return found
 
 
 def problems(look: Callable[[], list[str]]) -> list[str]:

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 import torch
 
 from asi.batches import TrainingPairs, TrainingTexts, contents, training_texts
-from asi.checkpoint import RunFolder, load_model, save_model, write_atomically
+from asi.checkpoint import RunFolder, load_model, save_model, saved_steps, write_atomically
 from asi.config import Config, from_dict, to_dict
 from asi.datasets import Dataset
 from asi.distributed import Processes, choose_device, joined_processes
 from asi.encoder import find_encoder, load_encoder, load_tokeniser
-from asi.errors import AsiError, CheckpointError, ConfigError
+from asi.errors import CheckpointError, ConfigError, Interrupted
 from asi.features import Features, compute_features
 from asi.indexing import build_store
 from asi.metrics import collapse_warning
@@ -44,10 +44,6 @@ class Silence:
     def step(self, report: StepReport) -> None: ...
     def message(self, text: str) -> None: ...
     def warning(self, text: str) -> None: ...
-
-
-class Interrupted(AsiError):
-    """A run was asked to stop; it has saved its state and can be resumed."""
 
 
 @dataclass(frozen=True)
@@ -124,15 +120,22 @@ def train(
             folder, state = open_run(path, config, data or dataset.name, resume=resume)
         folder, state = processes.agree((folder, state) if processes.is_main else None)
         reporter = reporter if processes.is_main else Silence()
+        if resume and state.config != config:
+            reporter.message("resuming with the settings that the run began with")
+        if is_finished(folder):
+            reporter.message(f"{path} is trained already")
+            return folder
         prepared = prepare(dataset, folder, state.config, chosen, processes, reporter)
         steps = state.steps or planned_steps(prepared.trainer, state.config.train, started)
         if processes.is_main and state.steps is None:
             RunState(state.config, state.data, steps).save(folder)
         reporter.stage("training", steps)
+        if processes.is_main:
+            trim_log(folder, max(saved_steps(folder), default=0))
         with run_log(folder, reporter, state.config.model.V, active=processes.is_main) as listener:
             finished = fit(prepared.trainer, steps, folder, listener, stopping)
         if not finished:
-            raise Interrupted(f"stopped; the state is saved in {folder.checkpoints}, continue with --resume")
+            raise Interrupted(f"the state is saved in {folder.checkpoints}; continue with --resume")
         if processes.is_main:
             finish(folder, state.config, prepared, reporter, keep_cache=keep_cache)
     return folder
@@ -188,6 +191,19 @@ def finish(folder: RunFolder, config: Config, prepared: Prepared, reporter: Repo
     if not keep_cache:
         shutil.rmtree(folder.cache, ignore_errors=True)
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
+
+
+def is_finished(folder: RunFolder) -> bool:
+    """Checkpoints are removed last, when model and store are in place."""
+    return folder.model.exists() and folder.store.exists() and not saved_steps(folder)
+
+
+def trim_log(folder: RunFolder, step: int) -> None:
+    """Drop what was logged after the checkpoint that the run goes on from: those steps are done again."""
+    if folder.log.exists():
+        lines = folder.log.read_text(encoding="utf-8").splitlines()
+        kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= step]
+        write_atomically(folder.log, "".join(f"{line}\n" for line in kept))
 
 
 @contextmanager

@@ -1,0 +1,46 @@
+import numpy as np
+import pytest
+import torch
+
+from asi.config import ModelConfig
+from asi.encoder import load_encoder, load_tokeniser
+from asi.features import compute_features, encode
+from asi.model import Asi
+
+TEXTS = ["red house", "the tree is green", "a black bird that stands in the north", "lamp", "stone in the west"]
+
+
+def model_and_tokens(encoder_folder, frozen):
+    torch.manual_seed(0)
+    model = Asi(load_encoder(encoder_folder, frozen), ModelConfig(adapter=8, decoder_width=16)).eval()
+    return model, load_tokeniser(encoder_folder, 16)(TEXTS)
+
+
+@pytest.mark.parametrize("frozen", [0, 1, 2])
+@pytest.mark.parametrize("keep_states", [True, False])
+def test_finished_features_equal_the_whole_encoding(encoder_folder, frozen, keep_states):
+    model, tokens = model_and_tokens(encoder_folder, frozen)
+    features = compute_features(model, tokens, keep_states=keep_states)
+    assert (features.pooled is not None) == (frozen == 2)
+    assert (features.states is not None) == (keep_states and frozen > 0)
+    rows = np.array([2, 0, 4])
+    with torch.no_grad():
+        got = encode(model, features, rows)
+        expected = model.encode(*tokens.padded(rows))
+    assert torch.allclose(got.x, expected.x, atol=5e-3)
+    if features.pooled is None or features.states is not None:
+        assert torch.allclose(got.states[got.mask], expected.states[expected.mask], atol=5e-3)
+
+
+def test_cache_is_used_for_the_same_texts_and_encoder_only(encoder_folder, tmp_path):
+    model, tokens = model_and_tokens(encoder_folder, 2)
+    calls = []
+    first = compute_features(model, tokens, keep_states=True, cache=tmp_path, progress=lambda *n: calls.append(n))
+    again = compute_features(model, tokens, keep_states=True, cache=tmp_path, progress=lambda *n: calls.append("again"))
+    assert np.array_equal(first.pooled, again.pooled)
+    assert np.array_equal(first.states, again.states)
+    assert "again" not in calls
+    with torch.no_grad():
+        model.encoder.words.weight += 1
+    changed = compute_features(model, tokens, keep_states=True, cache=tmp_path)
+    assert not np.array_equal(first.pooled, changed.pooled)
