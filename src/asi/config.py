@@ -86,7 +86,8 @@ class TrainConfig:
     batch: int = 1024  # pairs in a step, over all processes
     chunk: int = 1024  # pairs that go through the network at once; any value gives the same gradient
     generation_batch: int = 256  # pairs of each step that the decoder learns from, until the docids are frozen
-    lr: float = 2e-3
+    lr: float = 2e-3  # of heads and decoder
+    adapter_lr: float = 1e-3  # of the adapter on x, which the ranking vectors come from
     encoder_lr: float = 2e-5  # for encoder layers that are not frozen
     weight_decay: float = 0.01
     warmup_steps: int = 50
@@ -108,7 +109,8 @@ class TrainConfig:
         for name in ("batch", "chunk", "generation_batch", "checkpoint_every", "log_every", "health_every"):
             require(getattr(self, name) >= 1, f"train.{name} must be at least 1, got {getattr(self, name)}")
         require(self.batch >= 2, "train.batch must be at least 2: the other documents of the batch are the negatives")
-        require(self.lr > 0 and self.encoder_lr > 0 and self.clip > 0, "train.lr, encoder_lr and clip must be positive")
+        for name in ("lr", "adapter_lr", "encoder_lr", "clip"):
+            require(getattr(self, name) > 0, f"train.{name} must be positive, got {getattr(self, name)}")
         require(self.weight_decay >= 0 and self.warmup_steps >= 0, "train.weight_decay and warmup_steps: not negative")
         require(
             0 <= self.straight_through_start <= self.straight_through_full <= 1,
@@ -124,6 +126,9 @@ class SearchConfig:
     candidates: int = 300  # documents that are ranked, at the most
     ranking: str = "vector"  # candidates are ranked by docid score, by vector similarity, or by a weighted sum
     docid_weight: float = 0.02  # of the docid's log-probability in that sum; the similarity has weight 1
+    fill_weight: float = (
+        0.02  # of the heads' log-probability beside the nearness of a bucket's mean vector, in constrained
+    )
     bucket_cap: int | None = None  # documents of one bucket in an answer, at the most
 
     def __post_init__(self) -> None:
@@ -131,6 +136,7 @@ class SearchConfig:
         require(self.ranking in RANKINGS, f"search.ranking must be one of {', '.join(RANKINGS)}, got {self.ranking!r}")
         require(self.beams >= 1, f"search.beams must be at least 1, got {self.beams}")
         require(self.candidates >= 1, f"search.candidates must be at least 1, got {self.candidates}")
+        require(self.fill_weight >= 0, f"search.fill_weight must not be negative, got {self.fill_weight}")
         require(self.docid_weight >= 0, f"search.docid_weight must not be negative, got {self.docid_weight}")
         require(
             self.bucket_cap is None or self.bucket_cap >= 1,

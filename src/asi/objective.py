@@ -79,8 +79,7 @@ class AsiObjective:
             "encoder": ([p for p in self.model.encoder.parameters() if p.requires_grad], train.encoder_lr),
         }
         if self.model.adapter is not None:
-            heads, lr = groups["heads"]
-            groups["heads"] = (heads + list(self.model.adapter.parameters()), lr)
+            groups["adapter"] = (list(self.model.adapter.parameters()), train.adapter_lr)
         return {name: group for name, group in groups.items() if group[0]}
 
     def represent(self, batch: Batch) -> tuple[Representations, Encoded]:

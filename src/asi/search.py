@@ -1,7 +1,7 @@
 """Query to docids to candidates to ranked hits.
 
 Three ways to docids: `beam` (the paper's plain beam search), `constrained` (the beam follows only docids that exist,
-and the list is filled up with the best docids by the heads) and `one-pass` (the heads alone: m look-ups per docid).
+and the list is filled up with the docids whose buckets are nearest) and `one-pass` (the heads alone, m look-ups each).
 Equal queries get equal answers whatever they are batched with: a query is padded to its own length, never to its
 neighbour's, and the small matrices of a single query are given the rows of four.
 Letters: Q queries, K docids per query, m docid length, V codes per position, U docids in use, D width.
@@ -26,8 +26,10 @@ from asi.records import Docid, Document, Hit
 from asi.store import Snapshot, Store
 
 QUERIES_PER_BATCH = 64
+BUCKETS_AT_ONCE = 2**15
 SMALLEST_BATCH = 4  # below this, matrix products take another path and round differently
 SCORES_AT_ONCE = 2**24  # queries x docids scored together in one-pass
+LARGEST_CENTRES = 2**30  # bytes; with more docids than fit in here the list is filled up by the heads alone
 
 
 class Docids(NamedTuple):
@@ -52,6 +54,7 @@ class View(NamedTuple):
 
     snapshot: Snapshot
     tree: PrefixTree
+    centres: Tensor | None  # (U, D) direction of each bucket's mean vector
 
 
 class Searcher:
@@ -67,8 +70,22 @@ class Searcher:
     def current_view(self) -> View:
         snapshot = self.store.snapshot()
         if self.view is None or self.view.snapshot is not snapshot:
-            self.view = View(snapshot, PrefixTree(snapshot.codes, self.model.config.V))
+            tree = PrefixTree(snapshot.codes, self.model.config.V)
+            self.view = View(snapshot, tree, self.bucket_centres(snapshot))
         return self.view
+
+    def bucket_centres(self, snapshot: Snapshot) -> Tensor | None:
+        """Needed where the list of docids is filled up and vectors may be used."""
+        count, width = len(snapshot.codes), self.model.encoder.shape.width
+        is_used = self.config.mode == "constrained" and self.config.ranking != "docid"
+        if not is_used or not count or 4 * count * width > LARGEST_CENTRES:
+            return None
+        sums = np.empty((count, width), dtype=np.float32)
+        for first in range(0, count, BUCKETS_AT_ONCE):
+            starts = snapshot.offsets[first : first + BUCKETS_AT_ONCE + 1]
+            vectors = unit_vectors(self.store.vectors(snapshot.numbers[starts[0] : starts[-1]]))
+            sums[first : first + BUCKETS_AT_ONCE] = np.add.reduceat(vectors, starts[:-1] - starts[0], axis=0)
+        return F.normalize(torch.from_numpy(sums), dim=-1).to(self.model.device)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         return [[hit for hit, _ in found] for found in self.search_documents(queries, k)]
@@ -130,7 +147,15 @@ class Searcher:
             generation = self.model.generation(Encoded(query.x, query.states, query.mask), logits)
             if self.config.mode == "beam":
                 return plain_beams(generation, view, beams, query.real)
-            return constrained_beams(generation, logits, view, beams, count, query.real)
+            nearness = self.nearness(query, logits, view)
+            return constrained_beams(generation, nearness, view, beams, count, query.real)
+
+    def nearness(self, query: "PaddedQueries", logits: Tensor, view: View) -> Tensor:
+        """How near every docid is to every query (Q, U): by its bucket's mean vector and by the heads."""
+        by_heads = one_pass_scores(logits.log_softmax(-1), view.snapshot)
+        if view.centres is None:
+            return by_heads
+        return F.normalize(query.x, dim=-1) @ view.centres.T + self.config.fill_weight * by_heads
 
     def answer(self, query: "PaddedQueries", k: int) -> list[list[tuple[Hit, Document]]]:
         """Ranked hits; started over if a document that was found has been replaced or deleted meanwhile."""
@@ -156,8 +181,7 @@ class Searcher:
     def rank_scores(self, candidates: Candidates, query: "PaddedQueries") -> NDArray[np.float32]:
         if self.config.ranking == "docid":
             return candidates.score
-        vectors = self.store.vectors(candidates.number).astype(np.float32)  # (n, D)
-        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
+        vectors = unit_vectors(self.store.vectors(candidates.number))  # (n, D)
         x = F.normalize(query.x, dim=-1).cpu().numpy()
         similarity = np.einsum("nd,nd->n", vectors, x[candidates.query])
         if self.config.ranking == "vector":
@@ -179,16 +203,24 @@ EncodedQueries = list[
 ]  # groups of one padded length: places in the list, queries
 
 
-def one_pass(log_probs: Tensor, snapshot: Snapshot, count: int) -> Docids:
-    """The best `count` of all docids in use, scored by the heads' log-probabilities (Q, m, V) on the query alone."""
+def unit_vectors(vectors: NDArray[np.int8]) -> NDArray[np.float32]:
+    scaled = vectors.astype(np.float32)
+    return scaled / np.maximum(np.linalg.norm(scaled, axis=1, keepdims=True), np.float32(1e-9))
+
+
+def one_pass_scores(log_probs: Tensor, snapshot: Snapshot) -> Tensor:
+    """Scores (Q, U) of all docids in use by the heads' log-probabilities (Q, m, V): m look-ups and m - 1 additions."""
     codes = torch.from_numpy(snapshot.codes.astype(np.int64)).to(log_probs.device)  # (U, m)
-    size = max(1, SCORES_AT_ONCE // max(1, len(codes)))
-    tops = []
-    for part in log_probs.split(size):
-        scores = part[:, 0].index_select(1, codes[:, 0])  # (Q, U)
-        for i in range(1, part.size(1)):
-            scores = scores + part[:, i].index_select(1, codes[:, i])
-        tops.append(stable_topk(scores, count))
+    scores = log_probs[:, 0].index_select(1, codes[:, 0])
+    for i in range(1, codes.size(1)):
+        scores = scores + log_probs[:, i].index_select(1, codes[:, i])
+    return scores
+
+
+def one_pass(log_probs: Tensor, snapshot: Snapshot, count: int) -> Docids:
+    """The best `count` of all docids in use, by the heads on the query alone."""
+    size = max(1, SCORES_AT_ONCE // max(1, len(snapshot.codes)))
+    tops = [stable_topk(one_pass_scores(part, snapshot), count) for part in log_probs.split(size)]
     scores, rows = (torch.cat(parts).cpu().numpy() for parts in zip(*tops, strict=True))
     return Docids(rows, scores, snapshot.codes[rows].astype(np.int64))
 
@@ -201,22 +233,22 @@ def plain_beams(generation: Generation, view: View, beams: int, count: int) -> D
 
 
 def constrained_beams(
-    generation: Generation, logits: Tensor, view: View, beams: int, wanted: int, count: int
+    generation: Generation, nearness: Tensor, view: View, beams: int, wanted: int, count: int
 ) -> Docids:
-    """The beam's docids, then the heads' best among the rest, to `wanted` docids in all or as many as there are."""
+    """The beam's docids, then the nearest of the rest, to `wanted` docids in all or as many as there are."""
     beams = min(beams, len(view.snapshot.codes))
-    found = beam_search(generation, logits.size(1), beams, view.tree)
+    found = beam_search(generation, len(view.tree.levels), beams, view.tree)
     assert found.rows is not None
-    rows, scores = found.rows[:count].cpu().numpy(), found.scores[:count].cpu().numpy()
-    filled = one_pass(logits.log_softmax(-1)[:count], view.snapshot, min(wanted + beams, len(view.snapshot.codes)))
-    is_new = ~(filled.rows[:, :, None] == rows[:, None, :]).any(-1)
+    rows, scores = found.rows[:count], found.scores[:count].cpu()
+    near, near_rows = (part.cpu() for part in stable_topk(nearness[:count], wanted + beams))
+    is_new = ~(near_rows[:, :, None] == rows[:, None, :]).any(-1)
+    order = (~is_new).to(torch.uint8).sort(dim=1, stable=True).indices  # the new ones first
     # A filled docid never stands before a generated one: its score is lowered below the last of them.
-    gap = np.minimum(scores.min(1, where=np.isfinite(scores), initial=0)[:, None] - filled.scores[:, :1], 0)
-    fill_scores = np.where(is_new, filled.scores + gap, -np.inf)
-    order = np.argsort(~is_new, axis=1, kind="stable")
-    rows = np.concatenate([rows, np.take_along_axis(filled.rows, order, 1)], axis=1)
-    scores = np.concatenate([scores, np.take_along_axis(fill_scores, order, 1)], axis=1).astype(np.float32)
-    return Docids(rows, scores, view.snapshot.codes[rows].astype(np.int64))
+    last = scores.masked_fill(scores.isinf(), torch.inf).amin(1, keepdim=True)
+    lowered = (near + (last - near[:, :1]).clamp(max=0)).masked_fill(~is_new, -torch.inf)
+    all_rows = torch.cat([rows, near_rows.gather(1, order)], dim=1).numpy()
+    all_scores = torch.cat([scores, lowered.gather(1, order)], dim=1).numpy()
+    return Docids(all_rows, all_scores, view.snapshot.codes[all_rows].astype(np.int64))
 
 
 def candidates_of(docids: Docids, snapshot: Snapshot, limit: int) -> Candidates:
