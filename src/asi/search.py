@@ -138,12 +138,12 @@ class Searcher:
         return PaddedQueries(x, states, mask, count)
 
     def find_docids(self, query: "PaddedQueries", view: View, count: int) -> Docids:
-        """At least `count` docids per query, if there are as many."""
+        """At least `count` docids per query, if there are as many; the plain beam has as many as it has beams."""
         with torch.inference_mode():
             logits = self.model.heads(query.x)
             if self.config.mode == "one-pass":
                 return one_pass(logits.log_softmax(-1)[: query.real], view.snapshot, count)
-            beams = max(self.config.beams, count) if self.config.mode == "beam" else self.config.beams
+            beams = self.config.beams
             generation = self.model.generation(Encoded(query.x, query.states, query.mask), logits)
             if self.config.mode == "beam":
                 return plain_beams(generation, view, beams, query.real)
