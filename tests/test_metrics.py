@@ -22,7 +22,6 @@ from asi.metrics import (
     docid_health,
     docid_scores,
     document_level,
-    merged,
     relevant_keys,
     report_rows,
 )
@@ -229,9 +228,3 @@ def test_report_rows():
     assert asi[:6] == ["asi", "test", "0.250", "0.750", "0.500", "0.500"]
     assert asi[6:] == ["0.250", "0.750", "0.500", "0.625", "0.375", "2.00", "12.5", "0.125", "1.25"]
     assert bm25 == ["bm25", "dev", *"----", "0.250", "0.750", "0.500", "0.625", *"----", "1.25"]
-
-
-def test_a_newer_report_replaces_the_same_system_and_split_only():
-    old = {"asi": {"dev": ASI, "test": ASI}, "dense": {"dev": BM25}}
-    new = {"asi": {"test": BM25}, "bm25": {"dev": BM25}}
-    assert merged(old, new) == {"asi": {"dev": ASI, "test": BM25}, "dense": {"dev": BM25}, "bm25": {"dev": BM25}}

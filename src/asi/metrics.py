@@ -283,11 +283,6 @@ class Report:
 Reports = Mapping[str, Mapping[str, Report]]  # system -> split -> report: a whole report file
 
 
-def merged(old: Reports, new: Reports) -> dict[str, dict[str, Report]]:
-    """Both; where they have the same system and split, the new report."""
-    return {system: {**old.get(system, {}), **new.get(system, {})} for system in dict.fromkeys([*old, *new])}
-
-
 def entry(block: str, name: str) -> Callable[[Report], float | None]:
     return lambda report: (getattr(report, block) or {}).get(name)
 

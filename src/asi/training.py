@@ -29,11 +29,6 @@ DEFAULT_MINUTES = 10.0  # the length of a run for which none is given
 REHEARSAL_STEPS = 9  # spread over the schedule, to measure the speed of a run whose length is given in minutes
 
 
-class Phase(Protocol):
-    @property
-    def frozen(self) -> bool: ...
-
-
 class Objective(Protocol):
     """What a system has to say about its own training."""
 
@@ -42,7 +37,7 @@ class Objective(Protocol):
     @property
     def pairs(self) -> TrainingPairs: ...
     def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]: ...
-    def phase(self, progress: float) -> Any: ...
+    def phase(self, progress: float) -> Any: ...  # has a boolean `frozen`
     def represent(self, batch: Batch) -> tuple[Any, Any]: ...
     def batch_losses(self, representations: Any, batch: Batch) -> dict[str, Tensor]: ...
     def generated(self, size: int, phase: Any) -> NDArray[np.bool_]: ...
@@ -84,10 +79,6 @@ class Trainer:
         device = next(objective.model.parameters()).device
         self.autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
 
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        return [parameter for parameters, _ in self.groups.values() for parameter in parameters]
-
     def step(self, step: int, steps: int) -> dict[str, Tensor]:
         """Do step number `step` of `steps`; returns the weighted parts of its loss."""
         phase = self.objective.phase(step / steps)
@@ -99,10 +90,10 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         batch = self.objective.pairs.at(step)
         parts = self.frozen_backward(batch, phase) if phase.frozen else self.joint_backward(batch, phase)
-        learning = [self.groups["decoder"]] if phase.frozen else list(self.groups.values())
-        for parameters, _ in learning:
-            self.processes.sum_gradients(parameters)
-            nn.utils.clip_grad_norm_(parameters, self.config.clip)
+        for parameters, _ in self.groups.values():
+            if any(parameter.grad is not None for parameter in parameters):  # else the phase leaves the group alone
+                self.processes.sum_gradients(parameters)
+                nn.utils.clip_grad_norm_(parameters, self.config.clip)
         self.optimizer.step()
         return parts
 
