@@ -23,7 +23,7 @@ from asi.encoder import load_encoder, load_tokeniser
 from asi.errors import Interrupted
 from asi.features import compute_features
 from asi.model import Asi
-from asi.objective import AsiObjective
+from asi.objective import AsiObjective, feature_dropout
 from asi.run import train
 from asi.training import Trainer, lr_share
 
@@ -269,3 +269,15 @@ def test_a_run_in_minutes_fixes_its_steps_and_keeps_them(tmp_path, beir, toy_con
     assert json.loads((tmp_path / "x" / "run.json").read_text())["steps"] == steps
     last = json.loads((tmp_path / "x" / "log.jsonl").read_text().splitlines()[-1])
     assert (last["step"], last["steps"]) == (steps, steps)
+
+
+def test_feature_dropout_is_even_and_depends_on_row_and_step_alone():
+    vectors = torch.ones(2000, 64)
+    rows = np.arange(2000)
+    dropped = feature_dropout(vectors, rows, 5, 0.2)
+    assert float((dropped == 0).float().mean()) == pytest.approx(0.2, abs=0.01)
+    assert (dropped == 0).float().mean(0).sub(0.2).abs().max() < 0.05
+    assert (dropped == 0).float().mean(1).sub(0.2).abs().max() < 0.25
+    assert float(dropped.max()) == pytest.approx(1.25)
+    assert torch.equal(feature_dropout(vectors[7:9], rows[7:9], 5, 0.2), dropped[7:9])
+    assert not torch.equal(feature_dropout(vectors, rows, 6, 0.2), dropped)

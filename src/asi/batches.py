@@ -21,9 +21,10 @@ Rows = NDArray[np.int64]
 class Batch(NamedTuple):
     queries: Rows  # (B,)
     documents: Rows  # (B,)
+    step: int
 
     def part(self, rows: slice) -> "Batch":
-        return Batch(self.queries[rows], self.documents[rows])
+        return Batch(self.queries[rows], self.documents[rows], self.step)
 
 
 class TrainingPairs:
@@ -43,7 +44,7 @@ class TrainingPairs:
         if self.order[0] != epoch:
             self.order = (epoch, np.random.default_rng([self.seed, epoch]).permutation(len(self.pairs)))
         rows = self.order[1][place * self.batch : (place + 1) * self.batch]
-        return Batch(self.pairs[rows, 0], self.pairs[rows, 1])
+        return Batch(self.pairs[rows, 0], self.pairs[rows, 1], step)
 
     def negatives(self, batch: Batch) -> Tensor:
         """(B, B) true where document j is not known to be relevant to query i: "(q, d-) not in D"."""

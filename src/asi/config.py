@@ -69,6 +69,7 @@ class LossConfig:
     docid_gradient: float = 0.0  # share of the docid terms' gradient that goes on into x and the encoder
     vector: float = 1.0  # softmax over the batch on the vectors that rank the candidates
     vector_temperature: float = 0.05
+    vector_dropout: float = 0.2  # of the components of the pooled vectors that this term sees
     match: float = 0.5  # InfoNCE on expected matches of the heads
     balance: float = 0.4  # codes used evenly at every position
 
@@ -76,6 +77,7 @@ class LossConfig:
         for f in fields(self):
             require(getattr(self, f.name) >= 0, f"loss.{f.name} must not be negative, got {getattr(self, f.name)}")
         require(self.vector_temperature > 0, "loss.vector_temperature must be positive")
+        require(self.vector_dropout < 1, f"loss.vector_dropout must be less than 1, got {self.vector_dropout}")
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class TrainConfig:
     chunk: int = 1024  # pairs that go through the network at once; any value gives the same gradient
     generation_batch: int = 256  # pairs of each step that the decoder learns from, until the docids are frozen
     lr: float = 2e-3  # of heads and decoder
-    adapter_lr: float = 1e-3  # of the adapter on x, which the ranking vectors come from
+    adapter_lr: float = 2e-3  # of the adapter on x, which the ranking vectors come from
     encoder_lr: float = 2e-5  # for encoder layers that are not frozen
     weight_decay: float = 0.01
     warmup_steps: int = 50
@@ -174,6 +176,7 @@ PRESETS: dict[str, Config] = {
             straight_through_weight=1.0,
             docid_gradient=1.0,
             vector=0.0,
+            vector_dropout=0.0,
             match=0.0,
             balance=0.0,
         ),

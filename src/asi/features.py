@@ -74,13 +74,9 @@ def encode(model: Asi, features: Features, rows: NDArray[np.int64]) -> Encoded:
         places, kept = features.tokens.places(rows)
         mask = torch.from_numpy(kept).to(model.device)
         lower = on_device(model, features.states[places]) * mask[:, :, None]
-        if pooled is not None:
-            return Encoded(model.adapt(pooled), lower, mask)
-        states = model.encoder.upper(lower, mask)
-        return Encoded(model.adapt(model.pool(states, mask)), states, mask)
-    if pooled is not None:
-        x = model.adapt(pooled)
-        return Encoded(x, x[:, None], torch.ones(len(rows), 1, dtype=torch.bool, device=model.device))
+        return model.finish(lower if pooled is not None else model.encoder.upper(lower, mask), mask, pooled)
+    if pooled is not None:  # a document: nothing looks at its token states
+        return model.finish(pooled[:, None], torch.ones(len(rows), 1, dtype=torch.bool, device=model.device), pooled)
     ids, mask = features.tokens.padded(rows)
     return model.encode(ids.to(model.device), mask.to(model.device))
 

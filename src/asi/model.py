@@ -20,6 +20,7 @@ class Encoded(NamedTuple):
     x: Tensor  # (B, D) one vector per text: pooled, then adapted
     states: Tensor  # (B, T, D)
     mask: Tensor  # (B, T)
+    pooled: Tensor  # (B, D)
 
 
 class Adapter(nn.Module):
@@ -218,8 +219,12 @@ class Asi(nn.Module):
         return self.adapter(pooled) if self.adapter is not None else pooled
 
     def encode(self, ids: Tensor, mask: Tensor) -> Encoded:
-        states = self.encoder(ids, mask)
-        return Encoded(self.adapt(self.pool(states, mask)), states, mask)
+        return self.finish(self.encoder(ids, mask), mask)
+
+    def finish(self, states: Tensor, mask: Tensor, pooled: Tensor | None = None) -> Encoded:
+        """From token states on; `pooled` if they are pooled already."""
+        pooled = self.pool(states, mask) if pooled is None else pooled
+        return Encoded(self.adapt(pooled), states, mask, pooled)
 
     def generation(self, query: Encoded, prior: Tensor) -> Generation:
         return Generation(self.decoder, query, prior)

@@ -45,6 +45,17 @@ def partly_detached(x: Tensor, share: float) -> Tensor:
     return share * x + (1 - share) * x.detach()
 
 
+def feature_dropout(vectors: Tensor, rows: NDArray[np.int64], step: int, share: float) -> Tensor:
+    """Dropout that depends on the text's row and the step alone: neither chunks, processes nor resuming change it."""
+    D = vectors.size(1)
+    mixed = torch.from_numpy(rows)[:, None] * D + torch.arange(D) + step * 0x9E3779B1  # (B, D)
+    for factor in (0x7FEB352D, 0x846CA68B):  # an integer hash: 32 well-mixed bits for each component
+        mixed = mixed & 0xFFFFFFFF
+        mixed = (mixed ^ (mixed >> 16)) * factor
+    kept = (mixed & 0xFFFFFFFF) >> 8 >= share * 2**24
+    return vectors * kept.to(vectors.device) / (1 - share)
+
+
 class AsiObjective:
     """Knows the model and the training texts; `training.fit` knows neither."""
 
@@ -87,7 +98,14 @@ class AsiObjective:
         document = encode(self.model, self.documents, batch.documents)
         share = self.config.loss.docid_gradient
         query_logits, document_logits = (self.model.heads(partly_detached(text.x, share)) for text in (query, document))
-        return Representations(query_logits, document_logits, query.x, document.x), query
+        vectors = (self.vectors(query, batch.queries, batch.step), self.vectors(document, batch.documents, batch.step))
+        return Representations(query_logits, document_logits, *vectors), query
+
+    def vectors(self, text: Encoded, rows: NDArray[np.int64], step: int) -> Tensor:
+        """The ranking vectors, from pooled vectors with some features dropped: they must hold for new documents too."""
+        if not self.config.loss.vector_dropout:
+            return text.x
+        return self.model.adapt(feature_dropout(text.pooled, rows, step, self.config.loss.vector_dropout))
 
     def batch_losses(self, representations: Representations, batch: Batch) -> dict[str, Tensor]:
         """The weighted terms that compare every query and document of the batch with every other."""
@@ -143,7 +161,7 @@ class AsiObjective:
         x = partly_detached(x, self.config.loss.docid_gradient if phase.joint else 0)
         states = states if phase.joint else states.detach()
         prior = prior if phase.straight_through else prior.detach()
-        chosen = Encoded(x, states, query.mask[rows])
+        chosen = Encoded(x, states, query.mask[rows], query.pooled[rows])
         log_probs = self.model.decoder(chosen, docid, prior)
         return self.config.loss.generation * losses.generation(log_probs, docid).sum()
 

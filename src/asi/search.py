@@ -134,8 +134,7 @@ class Searcher:
         if count < SMALLEST_BATCH:
             repeat = [*range(count), *[0] * (SMALLEST_BATCH - count)]
             states, mask = states[repeat], mask[repeat]
-        x = self.model.adapt(self.model.pool(states, mask))
-        return PaddedQueries(x, states, mask, count)
+        return PaddedQueries(self.model.finish(states, mask), count)
 
     def find_docids(self, query: "PaddedQueries", view: View, count: int) -> Docids:
         """At least `count` docids per query, if there are as many; the plain beam has as many as it has beams."""
@@ -144,7 +143,7 @@ class Searcher:
             if self.config.mode == "one-pass":
                 return one_pass(logits.log_softmax(-1)[: query.real], view.snapshot, count)
             beams = self.config.beams
-            generation = self.model.generation(Encoded(query.x, query.states, query.mask), logits)
+            generation = self.model.generation(query.encoded, logits)
             if self.config.mode == "beam":
                 return plain_beams(generation, view, beams, query.real)
             nearness = self.nearness(query, logits, view)
@@ -192,10 +191,12 @@ class Searcher:
 class PaddedQueries(NamedTuple):
     """Encoded queries, of which only the first `real` are asked for."""
 
-    x: Tensor  # (Q, D)
-    states: Tensor  # (Q, T, D)
-    mask: Tensor  # (Q, T)
+    encoded: Encoded
     real: int
+
+    @property
+    def x(self) -> Tensor:
+        return self.encoded.x  # (Q, D)
 
 
 EncodedQueries = list[
