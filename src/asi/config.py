@@ -125,7 +125,7 @@ class TrainConfig:
 class SearchConfig:
     mode: str = "constrained"
     beams: int = 10  # K: docids that are generated for a query
-    candidates: int = 300  # documents that are ranked, at the most
+    candidates: int = 600  # documents that are ranked, at the most
     ranking: str = "vector"  # candidates are ranked by docid score, by vector similarity, or by a weighted sum
     docid_weight: float = 0.02  # of the docid's log-probability in that sum; the similarity has weight 1
     fill_weight: float = (
