@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from toy import COLOURS, THINGS, toy_settings, train_toy, write_beir, write_encoder
@@ -31,9 +32,11 @@ def feed(pipe, name: str) -> None:
         for i in range(1_000_000):
             key = f"{name}-{i}"
             pipe.write(json.dumps({"_id": key, "text": text_of(key)}) + "\n")
-        pipe.close()
     except OSError:
         pass
+    finally:
+        with suppress(OSError):  # closing flushes what the dead reader will not read
+            pipe.close()
 
 
 def killed_add(run: Path, name: str, seconds: float) -> list[str]:
@@ -48,6 +51,8 @@ def killed_add(run: Path, name: str, seconds: float) -> list[str]:
     keys += process.stdout.readlines()  # to the end of the pipe: what was acknowledged before the kill
     process.wait()
     feeder.join()
+    timer.join()
+    process.stdout.close()
     assert process.returncode == -9, f"asi add ended by itself with {process.returncode}"
     return [key.rstrip("\n") for key in keys if key.endswith("\n")]
 

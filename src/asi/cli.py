@@ -58,7 +58,6 @@ def train(
     device: Device = None,
 ) -> None:
     """Train a model on (query, document) pairs and index the documents."""
-    from asi.config import to_toml
     from asi.datasets import open_dataset
     from asi.run import train as train_run
     from asi.screen import ScreenReporter
@@ -69,8 +68,6 @@ def train(
     resolved = resolve_config(preset, config, variant, [*(settings or []), *lengths])
     bad = bad_records(skip_bad)
     with ScreenReporter() as reporter, stop_signals() as stopping:
-        if not resume:
-            reporter.message(to_toml(resolved))
         dataset = open_dataset(data, bad)
         train_run(dataset, out, resolved, data=data, resume=resume, device=device, reporter=reporter, stopping=stopping)
     report_skipped(bad)

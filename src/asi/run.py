@@ -13,7 +13,7 @@ import torch
 
 from asi.batches import TrainingPairs, TrainingTexts, contents, training_texts
 from asi.checkpoint import RunFolder, load_model, save_model, saved_steps, write_atomically
-from asi.config import Config, from_dict, to_dict
+from asi.config import Config, from_dict, to_dict, to_toml
 from asi.datasets import Dataset
 from asi.distributed import Processes, choose_device, joined_processes
 from asi.encoder import find_encoder, load_encoder, load_tokeniser
@@ -125,6 +125,7 @@ def train(
         if is_finished(folder):
             reporter.message(f"{path} is trained already")
             return folder
+        reporter.message(to_toml(state.config))
         prepared = prepare(dataset, folder, state.config, chosen, processes, reporter)
         steps = state.steps or planned_steps(prepared.trainer, state.config.train, started)
         if processes.is_main and state.steps is None:
