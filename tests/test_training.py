@@ -163,7 +163,7 @@ def test_killed_runs_end_with_the_same_weights_bit_for_bit(tmp_path, beir, setti
         known = set(resumed.glob("checkpoints/step-*"))
         while process.poll() is None and set(resumed.glob("checkpoints/step-*")) <= known:
             time.sleep(0.005)
-        time.sleep(draw.uniform(0, 0.1))
+        time.sleep(draw.uniform(0, 0.04))
         if kills < 4 and process.poll() is None:
             process.send_signal(signal.SIGKILL)
             process.wait()
