@@ -91,10 +91,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 def save_folder(folder: Path, write_files: Callable[[Path], None], manifest: Mapping[str, Any]) -> None:
     """Let `write_files` fill a new folder, add the manifest, and put it in the place of `folder`."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for left_over in folder.parent.glob(f".{folder.name}.*"):
-        shutil.rmtree(left_over)
-    beside = folder.parent / f".{folder.name}.{os.getpid()}"
+    beside = folder_beside(folder)
     beside.mkdir()
     write_files(beside)
     files = sorted(path for path in beside.iterdir())
@@ -102,6 +99,19 @@ def save_folder(folder: Path, write_files: Callable[[Path], None], manifest: Map
         sync(path)
     sums = {path.name: checksum(path) for path in files}
     write_atomically(beside / MANIFEST, json.dumps({"format": FORMAT_VERSION, **manifest, "files": sums}, indent=1))
+    put_in_place(beside, folder)
+
+
+def folder_beside(folder: Path) -> Path:
+    """Where the successor of `folder` is written, cleared of what an interrupted attempt left."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for left_over in folder.parent.glob(f".{folder.name}.*"):
+        shutil.rmtree(left_over)
+    return folder.parent / f".{folder.name}.{os.getpid()}"
+
+
+def put_in_place(beside: Path, folder: Path) -> None:
+    """Rename a complete folder to its name, in the place of the one that has it."""
     replaced = folder.parent / f".{folder.name}.old"
     if folder.exists():
         folder.rename(replaced)

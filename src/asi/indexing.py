@@ -1,16 +1,13 @@
 """Documents to docids to store: the same path for old and new documents."""
 
-import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from asi.checkpoint import LoadedModel, RunFolder
+from asi.checkpoint import LoadedModel, RunFolder, folder_beside, put_in_place
 from asi.encoder import TokenisedTexts
 from asi.features import Features, encode
 from asi.model import Asi
@@ -85,9 +82,7 @@ def build_store(
 
     `features` are those of the same documents, if training has computed them already.
     """
-    beside = folder.path / f".store.{os.getpid()}"
-    for left_over in folder.path.glob(".store.*"):
-        shutil.rmtree(left_over)
+    beside = folder_beside(folder.store)
     shape = {"m": loaded.model.config.m, "V": loaded.model.config.V, "width": loaded.model.encoder.shape.width}
     with Store.create(beside, **shape, fingerprint=loaded.fingerprint) as store, store.bulk():
         if features is None:
@@ -100,13 +95,5 @@ def build_store(
                 count += len(batch)
                 if added is not None:
                     added(batch)
-    replace_folder(folder.store, beside)
+    put_in_place(beside, folder.store)
     return count
-
-
-def replace_folder(folder: Path, beside: Path) -> None:
-    old = folder.parent / f".{folder.name}.old"
-    if folder.exists():
-        folder.rename(old)
-    beside.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)

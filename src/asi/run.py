@@ -16,7 +16,7 @@ from asi.checkpoint import RunFolder, load_model, save_model, saved_steps, write
 from asi.config import Config, from_dict, to_dict, to_toml
 from asi.datasets import Dataset
 from asi.distributed import Processes, choose_device, joined_processes
-from asi.encoder import find_encoder, load_encoder, load_tokeniser
+from asi.encoder import TextTokeniser, find_encoder, load_encoder, load_tokeniser
 from asi.errors import CheckpointError, ConfigError, Interrupted
 from asi.features import Features, compute_features
 from asi.indexing import build_store
@@ -75,6 +75,7 @@ class Prepared:
     queries: Features
     documents: Features
     model: Asi
+    tokenise: TextTokeniser
     trainer: Trainer
 
 
@@ -171,13 +172,12 @@ def prepare(
         reporter.message(f"only {possible} docids for {len(texts.documents)} documents; consider a larger model.m")
     objective = AsiObjective(model, features["queries"], features["documents"], pairs, config)
     trainer = Trainer(objective, config.train, processes)
-    return Prepared(texts, features["queries"], features["documents"], model, trainer)
+    return Prepared(texts, features["queries"], features["documents"], model, tokenise, trainer)
 
 
 def finish(folder: RunFolder, config: Config, prepared: Prepared, reporter: Reporter, *, keep_cache: bool) -> None:
     """Save the model, index the corpus with what is computed already, and clear up."""
-    tokenise = load_tokeniser(find_encoder(config.model.encoder), config.model.max_length)
-    save_model(folder.model, prepared.model, tokenise, config)
+    save_model(folder.model, prepared.model, prepared.tokenise, config)
     loaded = load_model(folder.model, prepared.model.device)
     reporter.stage("indexing", len(prepared.texts.documents))
     features = prepared.documents if prepared.documents.pooled is not None else None
