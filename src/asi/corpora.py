@@ -23,8 +23,8 @@ from asi.records import Document, Qrel, Query
 
 SPLITS = ("train", "dev", "test", "test_unseen")
 
-UNSEEN_SHARE = 0.10  # of the documents: all of their queries go to test_unseen
-TEST_SHARE = 0.20  # of the other documents with more than one query: one of them goes to test
+UNSEEN_SHARE = 0.10  # of the documents: none of their queries are trained on, one goes to test_unseen
+TEST_SHARE = 0.20  # of the other documents with more than one query: one of these goes to test
 DEV_SHARE = 0.12  # likewise, to dev
 
 Pair = tuple[str, str]  # query text, document key
@@ -79,19 +79,21 @@ def split_pairs(queries: dict[str, list[str]], titles: dict[str, str]) -> dict[s
     """Cut each document's queries into the four splits so that no held-out query's text is trained on.
 
     `titles` are queries too, for training only: a title is in its document word for word, so it would test nothing.
-    For the same reason only queries that rephrase the title are held out.
+    For the same reason only queries that rephrase the title are held out. Of a document at most one query is tested on,
+    in `test_unseen` as in `test`, so that the two are equally hard for a system that has been trained on neither.
     """
     pairs: dict[str, list[Pair]] = {split: [] for split in SPLITS}
     for key in dict.fromkeys([*titles, *queries]):
         texts = queries.get(key, [])
-        if chance("unseen", key) < UNSEEN_SHARE:
-            pairs["test_unseen"] += [(text, key) for text in texts if rephrases(text, titles.get(key, ""))]
-            continue
         trained = [titles[key]] if key in titles else []
         trained += [text for text in texts if not rephrases(text, titles.get(key, ""))]
         drawn = sorted(set(texts) - set(trained), key=lambda text: chance("order", key, text))
+        if chance("unseen", key) < UNSEEN_SHARE:
+            if drawn and len(trained) + len(drawn) > 1:
+                pairs["test_unseen"].append((drawn.pop(), key))
+            continue
         for split, share in (("test", TEST_SHARE), ("dev", DEV_SHARE)):
-            if len(trained) + len(drawn) > 1 and drawn and chance(split, key) < share:
+            if drawn and len(trained) + len(drawn) > 1 and chance(split, key) < share:
                 pairs[split].append((drawn.pop(), key))
         pairs["train"] += [(text, key) for text in trained + drawn]
     return without_leaks(pairs)
