@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from asi.batches import Batch, TrainingPairs, expand_ranges, training_texts
+from asi.arrays import expand_ranges
+from asi.batches import Batch, TrainingPairs, training_texts
 from asi.datasets import open_dataset
 from asi.errors import DataError
 

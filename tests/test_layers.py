@@ -10,15 +10,16 @@ import asi
 SOURCE = Path(asi.__file__).parent
 
 LAYERS = [
-    "records errors",
+    "records errors arrays",
     "config metrics losses beam rows trec database",
     "encoder corpora store",
     "model datasets",
     "features batches checkpoint distributed",
-    "objective training indexing search",
+    "objective training indexing search judges holdout",
     "run evaluation",
     "index baselines",
     "compare screen",
+    "analysis",
     "demo",
     "cli",
 ]

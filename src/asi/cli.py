@@ -35,6 +35,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 Wait = Annotated[float, typer.Option(help="seconds to wait for another process that is writing")]
 Mode = Annotated[str | None, typer.Option(help="beam, constrained or one-pass")]
 Ranking = Annotated[str | None, typer.Option(help="order of the candidates: docid, vector or sum")]
+JudgeName = Annotated[str, typer.Option("--judge", help="wordllama, tfidf, or a Hugging Face encoder or cross-encoder")]
 Beams = Annotated[int | None, typer.Option(help="docids that are generated for a query")]
 NumberOfCandidates = Annotated[int | None, typer.Option("--candidates", help="documents that are ranked, at the most")]
 BucketCap = Annotated[int | None, typer.Option(help="documents of one bucket in an answer, at the most")]
@@ -54,6 +55,7 @@ def train(
     steps: Annotated[int | None, typer.Option(help="length of the run: steps")] = None,
     epochs: Annotated[float | None, typer.Option(help="length of the run: passes over the pairs")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on where the run was stopped")] = False,
+    cache: Annotated[Path | None, typer.Option(help="keep what the frozen layers compute, for other runs")] = None,
     skip_bad: SkipBad = False,
     device: Device = None,
 ) -> None:
@@ -69,7 +71,8 @@ def train(
     bad = bad_records(skip_bad)
     with ScreenReporter() as reporter, stop_signals() as stopping:
         dataset = open_dataset(data, bad)
-        train_run(dataset, out, resolved, data=data, resume=resume, device=device, reporter=reporter, stopping=stopping)
+        watched = {"reporter": reporter, "stopping": stopping}
+        train_run(dataset, out, resolved, data=data, resume=resume, device=device, cache=cache, **watched)
     report_skipped(bad)
     typer.echo(f'trained and indexed: {out}; try: asi search {out} "a query"')
 
@@ -201,6 +204,37 @@ def evaluate(
         typer.echo(json.dumps({s: {n: r.to_dict() for n, r in by.items()} for s, by in reports.items()}, indent=1))
     else:
         typer.echo(table_text(report_rows(reports)))
+
+
+@app.command()
+def report(
+    run: RunPath,
+    data: Annotated[str, typer.Argument(metavar="DATA", help="data set with queries and judgements")],
+    out: Annotated[Path, typer.Option(help="folder for report.html, report.md, report.json")] = Path("report"),
+    split: Annotated[list[str] | None, typer.Option(help="split to look at; default: all test splits")] = None,
+    judge: JudgeName = "wordllama",
+    baselines: Annotated[bool, typer.Option("--baselines", help="also BM25 and the untrained encoder")] = False,
+    skip_bad: SkipBad = False,
+    device: Device = None,
+) -> None:
+    """Write everything the paper looks at as one page: measures, quality, new documents, docids and what shares them."""
+    from asi.analysis.report import write_report
+    from asi.datasets import open_dataset
+    from asi.index import Index
+    from asi.judges import find_judge
+    from asi.screen import ScreenReporter
+
+    bad = bad_records(skip_bad)
+    with ScreenReporter() as reporter:
+        dataset = open_dataset(data, bad)
+        splits = split or [name for name in dataset.splits if name.startswith("test")] or ["test"]
+        with Index.load(run, device) as opened:
+            page = write_report(
+                opened, dataset, splits, find_judge(judge), out, baselines=baselines,
+                stage=lambda name: reporter.stage(name, 0),
+            )  # fmt: skip
+    report_skipped(bad)
+    typer.echo(f"wrote {page}, and the same as report.md and report.json beside it")
 
 
 @app.command(name="show")

@@ -4,14 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from asi.baselines.dense import ExactRetriever, untrained_embedding
 from asi.baselines.lexical import LexicalRetriever
 from asi.datasets import Dataset
 from asi.evaluation import DocidMap, Run, evaluate_documents, evaluate_searchers
 from asi.index import Index
+from asi.judges import Judge
 from asi.metrics import Report
 from asi.records import Retriever
 from asi.trec import write_trec_run
@@ -29,7 +27,11 @@ Reports = dict[str, dict[str, Report]]  # by system, then by split
 
 
 def evaluate_ways(
-    opened: Index, dataset: Dataset, splits: Sequence[str], ways: Mapping[str, Mapping[str, Any]]
+    opened: Index,
+    dataset: Dataset,
+    splits: Sequence[str],
+    ways: Mapping[str, Mapping[str, Any]],
+    judge: Judge | None = None,
 ) -> tuple[Reports, dict[str, Run]]:
     """Ways to search one index; the answers of each way to the queries of all splits come along."""
     searchers = {name: opened.configured(**settings) for name, settings in ways.items()}
@@ -37,7 +39,7 @@ def evaluate_ways(
     reports: Reports = {name: {} for name in ways}
     answers: dict[str, Run] = {name: {} for name in ways}
     for split in splits:
-        found, runs = evaluate_searchers(searchers, *dataset.judged(split), docid_map)
+        found, runs = evaluate_searchers(searchers, *dataset.judged(split), docid_map, judge)
         for name in ways:
             reports[name][split] = found[name]
             answers[name] |= runs[name]
@@ -61,16 +63,15 @@ def evaluate_index(
 
 
 def evaluate_baselines(
-    opened: Index, dataset: Dataset, splits: Sequence[str], vectors: NDArray[np.float32] | None = None
+    opened: Index, dataset: Dataset, splits: Sequence[str], cache: Path | None = None
 ) -> Reports:
     """BM25 and the untrained encoder's exact search, over the documents of the index.
 
-    `vectors` are the untrained encoder's, of the documents in the store's order, if they are at hand.
+    `cache` is that of the training run, if it was kept: the documents need not be encoded again.
     """
     documents = [stored.document for stored in opened.store.stored_documents()]
     embed = untrained_embedding(opened.loaded.model)
-    if vectors is None:
-        vectors = embed([document.content for document in documents])
+    vectors = embed([document.content for document in documents], cache)
     systems: dict[str, Retriever] = {
         "bm25": LexicalRetriever(documents),
         "encoder": ExactRetriever([document.key for document in documents], vectors, embed),

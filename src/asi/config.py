@@ -15,6 +15,7 @@ from asi.errors import ConfigError
 
 POOLINGS = ("mean", "cls")
 SEARCH_MODES = ("beam", "constrained", "one-pass")
+DOCIDS = ("learned", "random")
 RANKINGS = ("docid", "vector", "sum")
 
 
@@ -30,6 +31,7 @@ class ModelConfig:
     max_length: int = 64  # tokens of a query or a document; the rest is cut off
     frozen_layers: int = 6  # lower encoder layers that are never trained; their output is computed once and reused
     adapter: int = 1024  # hidden width of the residual layer on x; 0 for none
+    docids: str = "learned"  # by the heads; "random" is the control: docids that depend on the text but mean nothing
     m: int = 2  # docid length
     V: int = 256  # codes per position
     shared_tokens: bool = False  # one table of code embeddings for all positions (the paper's Share) or one for each
@@ -42,6 +44,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         require(self.pooling in POOLINGS, f"model.pooling must be one of {', '.join(POOLINGS)}, got {self.pooling!r}")
+        require(self.docids in DOCIDS, f"model.docids must be one of {', '.join(DOCIDS)}, got {self.docids!r}")
         require(self.max_length >= 8, f"model.max_length must be at least 8, got {self.max_length}")
         require(self.frozen_layers >= 0, f"model.frozen_layers must not be negative, got {self.frozen_layers}")
         require(self.adapter >= 0, f"model.adapter must not be negative, got {self.adapter}")
@@ -71,6 +74,7 @@ class LossConfig:
     vector_temperature: float = 0.05
     vector_dropout: float = 0.2  # of the components of the pooled vectors that this term sees
     match: float = 0.5  # InfoNCE on expected matches of the heads
+    one_pass: float = 0.0  # InfoNCE on the one-pass scores of the rounded docids
     balance: float = 0.4  # codes used evenly at every position
 
     def __post_init__(self) -> None:
@@ -194,13 +198,18 @@ PRESETS: dict[str, Config] = {
     ),
 }
 
-# The paper's variants, as overrides of any configuration.
+# The paper's variants, and a control with random docids and the same decoder, as overrides of any configuration.
 VARIANTS: dict[str, tuple[str, ...]] = {
     "unique": ("model.shared_tokens=false",),
     "share": ("model.shared_tokens=true",),
     "no-contrastive": ("loss.contrastive=0",),
     "no-reverse": ("loss.reverse=0",),
     "no-reparameterization": ("loss.straight_through=false",),
+    "random-docids": (
+        "model.docids=random",
+        "model.head_prior=false",
+        *(f"loss.{name}=0" for name in ("contrastive", "reverse", "match", "one_pass", "balance")),
+    ),
 }
 
 

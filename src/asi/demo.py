@@ -1,14 +1,12 @@
 """The demonstration: the main job from beginning to end on a built-in corpus."""
 
 import json
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
-
-import numpy as np
 
 from asi.compare import WAYS, evaluate_baselines, evaluate_ways
 from asi.config import Config
@@ -43,15 +41,15 @@ def run_demo(
     config = Config()
     config = replace(config, train=replace(config.train, minutes=minutes))
     dataset = BUILTIN[data]()
-    folder = train(dataset, out, config, device=device, reporter=reporter, stopping=stopping, keep_cache=True)
-    trained = time.monotonic()
-    reporter.stage("evaluating", 0)
-    pooled = folder.cache / "documents" / "pooled.npy"
-    with Index.load(out, device) as index:
-        reports, _ = evaluate_ways(index, dataset, SPLITS, WAYS)
-        reports |= evaluate_baselines(index, dataset, SPLITS, np.load(pooled) if pooled.exists() else None)
-        answers = [(query, index.searcher.search_documents([query], 3)[0]) for query in QUERIES[data]]
-    shutil.rmtree(folder.cache, ignore_errors=True)
+    with TemporaryDirectory() as name:
+        cache = Path(name)
+        folder = train(dataset, out, config, device=device, reporter=reporter, stopping=stopping, cache=cache)
+        trained = time.monotonic()
+        reporter.stage("evaluating", 0)
+        with Index.load(out, device) as index:
+            reports, _ = evaluate_ways(index, dataset, SPLITS, WAYS)
+            reports |= evaluate_baselines(index, dataset, SPLITS, cache)
+            answers = [(query, index.searcher.search_documents([query], 3)[0]) for query in QUERIES[data]]
     written = {system: {split: report.to_dict() for split, report in by.items()} for system, by in reports.items()}
     folder.report.write_text(json.dumps(written, indent=1), encoding="utf-8")
     summary = (

@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asi.judges import Judge, Quality, quality_score
 from asi.metrics import (
     Buckets,
     DocidHealth,
@@ -14,6 +16,8 @@ from asi.metrics import (
     docid_health,
     docid_scores,
     document_level,
+    opened_buckets,
+    opened_documents,
     relevant_keys,
 )
 from asi.records import Docid, Hit, Qrel, Query, Retriever
@@ -58,6 +62,7 @@ class DocidMap:
     def __init__(self, searcher: Searcher) -> None:
         stored = list(searcher.store.stored_documents())
         self.rows = {item.document.key: row for row, item in enumerate(stored)}
+        self.documents = [item.document for item in stored]
         self.docids: NDArray[np.int64] = np.array([item.docid for item in stored], dtype=np.int64)
         self.buckets = Buckets.of(self.docids)
         self.health: DocidHealth = docid_health(self.docids)
@@ -68,11 +73,16 @@ class DocidMap:
 
 
 def evaluate_searchers(
-    searchers: Mapping[str, Searcher], queries: Sequence[Query], qrels: Sequence[Qrel], docid_map: DocidMap
+    searchers: Mapping[str, Searcher],
+    queries: Sequence[Query],
+    qrels: Sequence[Qrel],
+    docid_map: DocidMap,
+    judge: Judge | None = None,
 ) -> tuple[dict[str, Report], dict[str, Run]]:
     """The measures of ways to search one index: docid-level, in expectation, document-level, health of the docids.
 
     The docids of all ways come from one encoding of the queries; the time per query is that of whole searches.
+    With a judge also the quality of what the docids open.
     """
     reports, runs = {}, {}
     for name, searcher in searchers.items():
@@ -89,7 +99,17 @@ def evaluate_searchers(
     for name, docids in found.items():
         scores = docid_scores(docid_map.buckets, docids, relevant)
         reports[name] = reports[name].with_docids(scores, docid_map.health, acc)
+        if judge is not None:
+            texts = [query.text for query in judged_queries(queries, qrels)]
+            quality = quality_of_docids(judge, texts, docids, docid_map)
+            reports[name] = replace(reports[name], quality=quality._asdict())
     return reports, runs
+
+
+def quality_of_docids(judge: Judge, queries: Sequence[str], docids: Sequence[Sequence[Docid]], docid_map: DocidMap) -> Quality:
+    """Mi-QS and Ma-QS of the documents that each query's docids open."""
+    pairs = opened_documents(docid_map.buckets, opened_buckets(docid_map.buckets, docids))
+    return quality_score(judge, queries, [document.content for document in docid_map.documents], pairs)
 
 
 def share_of_equal_docids(own: NDArray[np.int64], docids: NDArray[np.int64], relevant: list[list[int]]) -> float | None:

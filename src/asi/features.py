@@ -4,7 +4,6 @@ With a wholly frozen encoder a document is one vector, so that training costs mi
 """
 
 import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from asi.encoder import TokenisedTexts
 from asi.model import Asi, Encoded
 
 TOKENS_PER_BATCH = 4096
+COMPLETE = "complete"  # the file that is written last: its existence means that the arrays are whole
 Progress = Callable[[int, int], None]  # texts done, texts in all
 
 
@@ -37,14 +37,15 @@ def compute_features(
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Features:
-    """Run the frozen layers over all texts. Token states go to a file under `cache`, and are taken from there if
-    the same encoder has already been over the same texts."""
+    """Run the frozen layers over all texts. The result goes to a folder under `cache`, and is taken from there if the
+    same encoder has already been over the same texts: in this run, or in another one with the same cache."""
     frozen = model.encoder.is_frozen
     keep_states = keep_states and model.encoder.frozen_layers > 0
     if not frozen and not keep_states:
         return Features(tokens, None, None)
-    if cache is not None and (found := read_cache(cache, model, tokens, frozen, keep_states)):
-        return found
+    place = cache / cache_key(model, tokens, frozen, keep_states) if cache is not None else None
+    if place is not None and (place / COMPLETE).exists():
+        return read_cache(place, tokens, frozen, keep_states)
     width = model.encoder.shape.width
     pooled = np.empty((len(tokens), width), dtype=np.float32) if frozen else None
     states = np.empty((len(tokens.ids), width), dtype=np.float16) if keep_states else None
@@ -62,8 +63,8 @@ def compute_features(
         if progress is not None:
             progress(done, len(tokens))
     features = Features(tokens, pooled, states)
-    if cache is not None:
-        write_cache(cache, model, features)
+    if place is not None:
+        write_cache(place, features)
     return features
 
 
@@ -81,45 +82,51 @@ def encode(model: Asi, features: Features, rows: NDArray[np.int64]) -> Encoded:
     return model.encode(ids.to(model.device), mask.to(model.device))
 
 
+def docids_of(model: Asi, features: Features, rows: NDArray[np.int64], x: Tensor) -> Tensor:
+    """The docids (n, m) of the texts `rows` with the vectors x: what the heads say, or the control's random codes."""
+    if model.config.docids == "random":
+        return torch.from_numpy(random_docids(features.tokens, rows, model.config.m, model.config.V)).to(x.device)
+    return model.heads(x).argmax(-1)
+
+
+def random_docids(tokens: TokenisedTexts, rows: NDArray[np.int64], m: int, V: int) -> NDArray[np.int64]:
+    """Docids (n, m) that depend on nothing but the text, and mean nothing."""
+    places, kept = tokens.places(rows)
+    words = np.where(kept, tokens.ids[places] + 1, 0).astype(np.uint64)
+    mixed = (words * np.cumprod(np.full(words.shape[1], 0x9E3779B97F4A7C15, dtype=np.uint64))).sum(1)
+    codes = []
+    for _ in range(m):  # an integer hash: each round is as good as another draw
+        mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9) + np.uint64(1)
+        codes.append((mixed >> np.uint64(33)) % np.uint64(V))
+    return np.stack(codes, axis=1).astype(np.int64)
+
+
 def on_device(model: Asi, array: NDArray[np.floating[Any]]) -> Tensor:
     return torch.from_numpy(array).to(model.device, model.dtype)
 
 
-def cache_key(model: Asi, tokens: TokenisedTexts) -> str:
-    """Changes with the frozen weights, the pooling and the texts."""
-    digest = hashlib.sha256(model.config.pooling.encode())
+def cache_key(model: Asi, tokens: TokenisedTexts, pooled: bool, states: bool) -> str:
+    """Changes with the frozen weights, the pooling, the texts and with what is kept of them."""
+    digest = hashlib.sha256(f"{model.config.pooling} {pooled} {states}".encode())
     for name, weight in model.encoder.state_dict().items():
         if not name.startswith("layers.") or int(name.split(".")[1]) < model.encoder.frozen_layers:
             digest.update(weight.cpu().numpy().tobytes())
     digest.update(tokens.ids.tobytes())
     digest.update(tokens.offsets.tobytes())
-    return digest.hexdigest()
+    return digest.hexdigest()[:32]
 
 
-def read_cache(cache: Path, model: Asi, tokens: TokenisedTexts, pooled: bool, states: bool) -> Features | None:
-    try:
-        manifest = json.loads((cache / "manifest.json").read_text())
-    except (OSError, ValueError):
-        return None
-    if manifest != {"key": cache_key(model, tokens), "pooled": pooled, "states": states}:
-        return None
+def read_cache(place: Path, tokens: TokenisedTexts, pooled: bool, states: bool) -> Features:
     return Features(
         tokens,
-        np.load(cache / "pooled.npy") if pooled else None,
-        np.load(cache / "states.npy", mmap_mode="r") if states else None,
+        np.load(place / "pooled.npy") if pooled else None,
+        np.load(place / "states.npy", mmap_mode="r") if states else None,
     )
 
 
-def write_cache(cache: Path, model: Asi, features: Features) -> None:
-    """The manifest is written last: its existence means that the arrays are whole."""
-    cache.mkdir(parents=True, exist_ok=True)
-    (cache / "manifest.json").unlink(missing_ok=True)
+def write_cache(place: Path, features: Features) -> None:
+    place.mkdir(parents=True, exist_ok=True)
     for name in ("pooled", "states"):
         if (array := getattr(features, name)) is not None:
-            np.save(cache / f"{name}.npy", array)
-    manifest = {
-        "key": cache_key(model, features.tokens),
-        "pooled": features.pooled is not None,
-        "states": features.states is not None,
-    }
-    (cache / "manifest.json").write_text(json.dumps(manifest))
+            np.save(place / f"{name}.npy", array)
+    (place / COMPLETE).touch()

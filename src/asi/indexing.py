@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from asi.checkpoint import LoadedModel, RunFolder, folder_beside, put_in_place
 from asi.encoder import TokenisedTexts
-from asi.features import Features, encode
+from asi.features import Features, docids_of, encode
 from asi.model import Asi
 from asi.records import Document
 from asi.store import Store
@@ -31,7 +31,7 @@ def assign(model: Asi, features: Features) -> tuple[NDArray[np.uint16], NDArray[
         filled = np.resize(rows, max(len(rows), 4))
         with torch.inference_mode():
             x = encode(model, features, filled).x
-            codes = model.heads(x).argmax(-1)
+            codes = docids_of(model, features, filled, x)
         docids[rows] = codes[: len(rows)].cpu().numpy()
         vectors[rows] = quantised(x[: len(rows)].float().cpu().numpy())
     return docids, vectors

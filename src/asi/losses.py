@@ -74,6 +74,14 @@ def expected_match(queries: Tensor, documents: Tensor, negatives: Tensor) -> Ten
     return in_batch_softmax(scores, negatives)
 
 
+def one_pass_match(query_log_probs: Tensor, docids: Tensor, negatives: Tensor) -> Tensor:
+    """InfoNCE on the one-pass score: the log-probability (B, m, V) of each document's docid, straight-through one-hots.
+
+    What one-pass search ranks by, so that heads and docids are trained for the rounding that search does.
+    """
+    return in_batch_softmax(query_log_probs.flatten(1) @ docids.flatten(1).T, negatives)
+
+
 def code_balance(documents: Tensor) -> Tensor:
     """How far each position's use of its codes (B, m, V) is from even: log V minus the entropy of the batch's mean."""
     use = documents.mean(0)  # (m, V)

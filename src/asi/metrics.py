@@ -19,6 +19,7 @@ import numpy as np
 from ir_measures import RR, R, nDCG
 from numpy.typing import NDArray
 
+from asi.arrays import expand_ranges
 from asi.errors import DataError
 from asi.records import Docid, Hit, Qrel
 
@@ -123,6 +124,15 @@ def relevant_found(buckets: Buckets, opened: Ints, relevant: Sequence[Collection
     found = np.zeros(opened.shape, dtype=np.int64)
     np.add.at(found, queries, opened[queries] == buckets.of_document[documents][:, None])
     return found
+
+
+def opened_documents(buckets: Buckets, opened: Ints) -> Ints:
+    """All (query, document) rows (n, 2) that the opened buckets (Q, TOP) hold, query by query."""
+    ends = np.append(np.cumsum(buckets.sizes), [0, 0])  # INVALID and NOTHING index the empty ranges at the end
+    starts = ends - np.append(buckets.sizes, [0, 0])
+    items, owners = expand_ranges(starts[opened.ravel()], ends[opened.ravel()])
+    by_bucket = np.argsort(buckets.of_document, kind="stable")
+    return np.stack([owners // opened.shape[1], by_bucket[items]], axis=1)
 
 
 def invalid_share(opened: Ints) -> float:
@@ -248,6 +258,7 @@ class Report:
     d_per_id: float | None = None
     d_per_q: float | None = None  # documents that a query's docids open
     invalid: dict[str, float] | None = None  # share of docids that no document has: of `all` retrieved, of the `first`
+    quality: dict[str, Any] | None = None  # `judge`, `micro` and `macro` of the documents that the docids open
     docids: int | None = None
     largest_bucket: int | None = None
     perplexity: list[float] | None = None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from asi import losses
 from asi.batches import Batch, TrainingPairs
 from asi.config import Config
-from asi.features import TOKENS_PER_BATCH, Features, encode
+from asi.features import TOKENS_PER_BATCH, Features, docids_of, encode
 from asi.losses import straight_through
 from asi.metrics import DocidHealth, docid_health
 from asi.model import Asi, Encoded
@@ -68,6 +68,8 @@ class AsiObjective:
         self.pairs = pairs
         self.config = config
         self.codes: Tensor | None = None  # (documents, m), once the docids are frozen
+        if config.model.docids == "random":
+            self.freeze()
 
     def phase(self, progress: float) -> Phase:
         """The part of the schedule at `progress`, the share of the run that is over."""
@@ -126,6 +128,9 @@ class AsiObjective:
             parts["vector"] = weights.vector * term
         if weights.match:
             parts["match"] = weights.match * losses.expected_match(query_probs, document_probs, negatives)
+        if weights.one_pass:
+            term = losses.one_pass_match(query_logits.log_softmax(-1), straight_through(document_probs), negatives)
+            parts["one_pass"] = weights.one_pass * term
         if weights.balance:
             parts["balance"] = weights.balance * losses.code_balance(document_probs)
         return parts
@@ -136,25 +141,33 @@ class AsiObjective:
         return np.arange(size) % -(-size // wanted) == 0
 
     def pair_losses(
-        self, representations: Representations, query: Encoded, chosen: NDArray[np.bool_], phase: Phase
+        self, representations: Representations, query: Encoded, batch: Batch, chosen: NDArray[np.bool_], phase: Phase
     ) -> dict[str, Tensor]:
         """L_s summed over the `chosen` pairs of a part of the batch; the phase says what its gradient reaches."""
         if not self.config.loss.generation:
             return {}
         rows = torch.from_numpy(chosen).to(query.x.device)
-        docid = straight_through(representations.document_logits[rows].softmax(-1), phase.straight_through)
+        if self.config.model.docids == "random":
+            docid = self.fixed_docids(batch, rows)
+        else:
+            docid = straight_through(representations.document_logits[rows].softmax(-1), phase.straight_through)
         return {"generation": self.generation_loss(query, representations.query_logits, docid, rows, phase)}
 
     def frozen_losses(self, batch: Batch, chosen: NDArray[np.bool_]) -> dict[str, Tensor]:
         """L_s on the final docids, for a part of the batch."""
-        assert self.codes is not None, "freeze comes first"
         with torch.no_grad():
             query = encode(self.model, self.queries, batch.queries)
             prior = self.model.heads(query.x)
         rows = torch.from_numpy(chosen).to(query.x.device)
-        codes = self.codes[torch.from_numpy(batch.documents)[rows.cpu()]].to(query.x.device)
-        docid = nn.functional.one_hot(codes, self.model.config.V).type_as(prior)
-        return {"generation": self.generation_loss(query, prior, docid, rows, self.phase(1.0))}
+        return {
+            "generation": self.generation_loss(query, prior, self.fixed_docids(batch, rows), rows, self.phase(1.0))
+        }
+
+    def fixed_docids(self, batch: Batch, rows: Tensor) -> Tensor:
+        """The final docids of the chosen pairs' documents, one-hot (n, m, V)."""
+        assert self.codes is not None, "freeze comes first"
+        codes = self.codes[torch.from_numpy(batch.documents)[rows.cpu()]].to(rows.device)
+        return nn.functional.one_hot(codes, self.model.config.V).to(self.model.dtype)
 
     def generation_loss(self, query: Encoded, prior: Tensor, docid: Tensor, rows: Tensor, phase: Phase) -> Tensor:
         x, states, prior = query.x[rows], query.states[rows], prior[rows]
@@ -176,7 +189,7 @@ class AsiObjective:
         with torch.no_grad():
             for start in range(0, len(rows), size):
                 x = encode(self.model, self.documents, rows[start : start + size]).x
-                found[start : start + size] = self.model.heads(x).argmax(-1).cpu().numpy()
+                found[start : start + size] = docids_of(self.model, self.documents, rows[start : start + size], x).cpu()
         return found
 
     def health(self, sample: int = 512) -> DocidHealth:

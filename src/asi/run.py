@@ -107,11 +107,12 @@ def train(
     device: str | None = None,
     reporter: Reporter | None = None,
     stopping: Callable[[], bool] = lambda: False,
-    keep_cache: bool = False,
+    cache: Path | None = None,
 ) -> RunFolder:
     """Train on a data set's `train` split and index its documents. Raises Interrupted if `stopping` says so.
 
-    `data` is the name under which the run remembers its data.
+    `data` is the name under which the run remembers its data. In the folder `cache` the output of the frozen layers is
+    kept for other runs on the same texts; without one it is kept only until the run is finished.
     """
     started = time.monotonic()
     reporter = reporter or Silence()
@@ -127,7 +128,8 @@ def train(
             reporter.message(f"{path} is trained already")
             return folder
         reporter.message(to_toml(state.config))
-        prepared = prepare(dataset, folder, state.config, chosen, processes, reporter)
+        kept = (cache or folder.cache) if processes.is_main else None
+        prepared = prepare(dataset, kept, state.config, chosen, processes, reporter)
         steps = state.steps or planned_steps(prepared.trainer, state.config.train, started)
         if processes.is_main and state.steps is None:
             RunState(state.config, state.data, steps).save(folder)
@@ -139,12 +141,17 @@ def train(
         if not finished:
             raise Interrupted(f"the state is saved in {folder.checkpoints}; continue with --resume")
         if processes.is_main:
-            finish(folder, state.config, prepared, reporter, keep_cache=keep_cache)
+            finish(folder, state.config, prepared, reporter)
     return folder
 
 
 def prepare(
-    dataset: Dataset, folder: RunFolder, config: Config, device: torch.device, processes: Processes, reporter: Reporter
+    dataset: Dataset,
+    cache: Path | None,
+    config: Config,
+    device: torch.device,
+    processes: Processes,
+    reporter: Reporter,
 ) -> Prepared:
     """Load the texts and the encoder, and run the frozen layers once over all texts."""
     reporter.stage("reading", 0)
@@ -160,7 +167,6 @@ def prepare(
     ):
         tokens = tokenise(items)
         reporter.stage(f"encoding {name}", len(tokens))
-        cache = folder.cache / name if processes.is_main else None
         features[name] = compute_features(
             model, tokens, keep_states=keep, cache=cache, progress=lambda done, _: reporter.advance(done)
         )
@@ -175,7 +181,7 @@ def prepare(
     return Prepared(texts, features["queries"], features["documents"], model, tokenise, trainer)
 
 
-def finish(folder: RunFolder, config: Config, prepared: Prepared, reporter: Reporter, *, keep_cache: bool) -> None:
+def finish(folder: RunFolder, config: Config, prepared: Prepared, reporter: Reporter) -> None:
     """Save the model, index the corpus with what is computed already, and clear up."""
     save_model(folder.model, prepared.model, prepared.tokenise, config)
     loaded = load_model(folder.model, prepared.model.device)
@@ -189,8 +195,7 @@ def finish(folder: RunFolder, config: Config, prepared: Prepared, reporter: Repo
         reporter.advance(done)
 
     build_store(folder, loaded, prepared.texts.documents, features, added)
-    if not keep_cache:
-        shutil.rmtree(folder.cache, ignore_errors=True)
+    shutil.rmtree(folder.cache, ignore_errors=True)
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asi.batches import expand_ranges
+from asi.arrays import expand_ranges
 from asi.beam import PrefixTree, beam_search, stable_topk
 from asi.checkpoint import LoadedModel
 from asi.config import SearchConfig

@@ -42,7 +42,7 @@ class Objective(Protocol):
     def batch_losses(self, representations: Any, batch: Batch) -> dict[str, Tensor]: ...
     def generated(self, size: int, phase: Any) -> NDArray[np.bool_]: ...
     def pair_losses(
-        self, representations: Any, query: Any, chosen: NDArray[np.bool_], phase: Any
+        self, representations: Any, query: Any, batch: Batch, chosen: NDArray[np.bool_], phase: Any
     ) -> dict[str, Tensor]: ...
     def frozen_losses(self, batch: Batch, chosen: NDArray[np.bool_]) -> dict[str, Tensor]: ...
     def freeze(self) -> None: ...
@@ -123,7 +123,7 @@ class Trainer:
         for rows in chunks:
             with self.autocast:
                 representations, query = self.objective.represent(batch.part(rows))
-                single = self.objective.pair_losses(representations, query, chosen[rows], phase)
+                single = self.objective.pair_losses(representations, query, batch.part(rows), chosen[rows], phase)
             surrogate = [
                 (part * gradient[rows]).sum()
                 for part, gradient in zip(representations, gradients, strict=False)
@@ -139,7 +139,7 @@ class Trainer:
         """The whole batch in one pass: what the chunked way must equal, and faster where it fits."""
         with self.autocast:
             representations, query = self.objective.represent(batch)
-            single = self.objective.pair_losses(representations, query, chosen, phase)
+            single = self.objective.pair_losses(representations, query, batch, chosen, phase)
         full = type(representations)(*(part.float() for part in representations))
         parts = self.objective.batch_losses(full, batch) | {name: part / count for name, part in single.items()}
         torch.stack(list(parts.values())).sum().backward()

@@ -1,6 +1,8 @@
 """Exact search with vectors: every document is compared with every query. What a shortcut is measured against."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,7 +16,11 @@ from asi.features import compute_features
 from asi.model import Asi
 from asi.records import Hit
 
-Embed = Callable[[Sequence[str]], NDArray[np.float32]]  # texts to vectors (n, D)
+
+class Embed(Protocol):
+    """Texts to vectors (n, D); what frozen layers make of them may be kept in, or taken from, a cache."""
+
+    def __call__(self, texts: Sequence[str], cache: Path | None = None) -> NDArray[np.float32]: ...
 
 
 class ExactRetriever:
@@ -41,8 +47,8 @@ def untrained_embedding(model: Asi) -> Embed:
     tokenise = load_tokeniser(source, model.config.max_length)
     plain = Asi(encoder, model.config)
 
-    def embed(texts: Sequence[str]) -> NDArray[np.float32]:
-        pooled = compute_features(plain, tokenise(texts), keep_states=False).pooled
+    def embed(texts: Sequence[str], cache: Path | None = None) -> NDArray[np.float32]:
+        pooled = compute_features(plain, tokenise(texts), keep_states=False, cache=cache).pooled
         assert pooled is not None, "a wholly frozen encoder has pooled vectors"
         return pooled
 

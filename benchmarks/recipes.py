@@ -1,0 +1,107 @@
+"""Compare recipes on queries and documents held out of train; the test splits are not looked at.
+
+python benchmarks/recipes.py --out FOLDER --data hpo --data pydoc --steps 400 \
+    --recipe default --recipe "longer: model.m=3 loss.match=1"
+
+A recipe is a name and overrides of the default settings; `dense:` trains the ranking vectors alone, the bi-encoder to
+beat. Runs that are finished are not trained again; every row goes to FOLDER/recipes.jsonl too.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+
+from asi.baselines.dense import ExactRetriever
+from asi.config import Config, with_overrides
+from asi.datasets import open_dataset
+from asi.evaluation import DocidMap, judged_queries, share_of_equal_docids
+from asi.holdout import HeldOut
+from asi.index import Index
+from asi.metrics import docid_scores, document_level, relevant_keys
+from asi.run import train
+from asi.search import unit_vectors
+
+DENSE = ("loss.generation=0", "loss.contrastive=0", "loss.reverse=0", "loss.match=0", "loss.balance=0", "train.freeze_docids=1")
+QUERIES = 700  # of a split, at most
+SHARE = 0.02  # of the corpus that is ranked
+
+
+def ways(documents: int) -> dict[str, dict]:
+    few = int(SHARE * documents)
+    return {
+        "asi": {"mode": "constrained", "candidates": few},
+        "sum": {"mode": "constrained", "candidates": few, "ranking": "sum"},
+        "one-pass": {"mode": "one-pass", "candidates": 100},
+        "docids": {"mode": "one-pass", "ranking": "docid", "candidates": 600},
+    }
+
+
+def measure(index: Index, dataset: HeldOut, split: str) -> dict:
+    queries, qrels = dataset.judged(split)
+    judged = judged_queries(queries, qrels)[:QUERIES]
+    kept = {query.key for query in judged}
+    qrels = [qrel for qrel in qrels if qrel.query in kept]
+    encoded = index.searcher.encode([query.text for query in judged])
+    row: dict = {}
+
+    def documents(name, answers):
+        scores = document_level(dict(zip((query.key for query in judged), answers, strict=True)), qrels)
+        row[name] = [round(scores[key], 3) for key in ("R@1", "R@10", "MRR@10")]
+
+    for name, settings in ways(len(index)).items():
+        searcher = index.configured(**settings)
+        answers = [None] * len(judged)
+        for rows, query in encoded:
+            for place, found in zip(rows, searcher.answer(query, 10), strict=True):
+                answers[place] = [hit for hit, _ in found]
+        documents(name, answers)
+    snapshot = index.store.snapshot()
+    keys = [document.key for document in index.store.documents(snapshot.numbers)]
+    x = np.empty((len(judged), index.loaded.model.encoder.shape.width), np.float32)
+    for rows, query in encoded:
+        x[rows] = query.x[: len(rows)].numpy()
+    exact = ExactRetriever(keys, unit_vectors(index.store.vectors(snapshot.numbers)), lambda texts: x)
+    documents("exact", exact.search([query.text for query in judged], 10))
+    docid_map = DocidMap(index.searcher)
+    relevant = [docid_map.rows_of(keys) for keys in relevant_keys(qrels).values()]
+    scores = docid_scores(docid_map.buckets, index.configured(mode="constrained").docids(encoded, 10), relevant)
+    row["docid"] = [round(scores.docid[key], 3) for key in ("R@1", "R@10")]
+    row["acc"] = round(share_of_equal_docids(index.searcher.head_docids(encoded), docid_map.docids, relevant), 3)
+    health = docid_map.health
+    row["d_per_id"], row["largest"] = round(health.d_per_id, 2), round(health.largest_share, 4)
+    row["perplexity"] = [round(value) for value in health.perplexity]
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--data", action="append", required=True)
+    parser.add_argument("--recipe", action="append", required=True)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    for data in arguments.data:
+        dataset = HeldOut(open_dataset(data))
+        for recipe in arguments.recipe:
+            name, _, overrides = recipe.partition(":")
+            settings = [*(DENSE if name == "dense" else ()), *overrides.split()]
+            config = with_overrides(Config(), [f"train.steps={arguments.steps}", f"train.seed={arguments.seed}", *settings])
+            folder = arguments.out / Path(data).name / f"{name}-{arguments.steps}-{arguments.seed}"
+            start = time.monotonic()
+            train(dataset, folder, config, resume=True, cache=arguments.out / "cache")
+            seconds = time.monotonic() - start
+            with Index.load(folder) as index:
+                for split in ("dev", "dev_unseen"):
+                    row = {"data": Path(data).name, "recipe": recipe, "steps": arguments.steps, "split": split}
+                    row |= {"seconds": round(seconds)} | measure(index, dataset, split)
+                    print(json.dumps(row), flush=True)
+                    with (arguments.out / "recipes.jsonl").open("a") as file:
+                        file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""Everything the paper looks at, for one run on one data set, as a page."""
+
+import datetime
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from asi.analysis import docids, figures
+from asi.analysis.new_documents import evaluate_groups
+from asi.analysis.pages import Cell, Figure, Page, Section, Table
+from asi.compare import WAYS, evaluate_baselines, evaluate_ways
+from asi.datasets import Dataset
+from asi.evaluation import DocidMap
+from asi.index import Index
+from asi.judges import Judge, TfidfJudge
+from asi.metrics import Report, Reports, collapse_warning
+from asi.records import Docid, Document
+
+Stage = Callable[[str], None]
+
+NAMES = {
+    "asi": "constrained beam, ranked",
+    "asi-beam": "plain beam, as in the paper",
+    "asi-one-pass": "one-pass, 100 candidates ranked",
+    "asi-one-pass-docids": "one-pass, docids only",
+    "bm25": "BM25",
+    "encoder": "untrained encoder, exact search",
+}
+
+
+def build_report(
+    opened: Index,
+    dataset: Dataset,
+    splits: Sequence[str],
+    judge: Judge,
+    *,
+    baselines: bool = False,
+    stage: Stage = lambda name: None,
+) -> Page:
+    """The page of a run: measures, new documents, how the docids spread, what shares them."""
+    stage("searching the test queries")
+    docid_map = DocidMap(opened.searcher)
+    reports, _ = evaluate_ways(opened, dataset, splits, WAYS, judge)
+    if baselines:
+        reports |= evaluate_baselines(opened, dataset, splits)
+    stage("looking at new documents")
+    sections = [measures_section(reports, judge), new_section(opened, dataset, splits, docid_map, judge)]
+    stage("looking at docids")
+    sections += [
+        density_section(docid_map, opened.loaded.model.config.V),
+        map_section(docid_map, opened.loaded.model.config.V),
+        similarity_section(docid_map, judge),
+        *case_sections(docid_map),
+    ]
+    config = opened.loaded.config
+    introduction = [
+        f"Run `{opened.folder.path.name}` on `{dataset.name}`, {', '.join(splits)}, {datetime.date.today()}. "
+        f"{len(docid_map.documents):,} documents; docids of {config.model.m} codes, {config.model.V} at each position.",
+        "Recall is three numbers here. docid: the docid of a relevant document is among the first k (the paper's "
+        "recall). expected: one random document per docid. document: after ranking, what a user sees.",
+    ]
+    data = {"measures": {s: {n: r.to_dict() for n, r in by.items()} for s, by in reports.items()}, "judge": judge.name}
+    return Page(f"Docids of {opened.folder.path.name}", introduction, sections, data)
+
+
+def docid_cells(report: Report) -> list[Cell]:
+    """R@1/5/10 at docid level, Mi-QS, Ma-QS, D/Q, Acc, D/ID: the paper's columns."""
+    docid, quality = report.docid or {}, report.quality or {}
+    recalls: list[Cell] = [docid.get(name) for name in ("R@1", "R@5", "R@10")]
+    return [*recalls, quality.get("micro"), quality.get("macro"), report.d_per_q, report.acc, report.d_per_id]
+
+
+PAPER_COLUMNS = ("R@1", "R@5", "R@10", "Mi-QS", "Ma-QS", "D/Q", "Acc", "D/ID")
+
+
+def measures_section(reports: Reports, judge: Judge) -> Section:
+    docid_rows: list[list[Cell]] = []
+    document_rows: list[list[Cell]] = []
+    for system, by in reports.items():
+        for split, report in by.items():
+            start: list[Cell] = [NAMES.get(system, system), split]
+            if report.docid is not None and "docids" not in system:
+                invalid = report.invalid or {}
+                docid_rows.append([*start, *docid_cells(report), invalid.get("all"), invalid.get("first")])
+            document, expected = report.document or {}, report.expectation or {}
+            document_rows.append(
+                [*start, *(document.get(n) for n in ("R@1", "R@5", "R@10", "MRR@10", "nDCG@10")),
+                 expected.get("R@10"), report.ms_per_query, report.queries]
+            )  # fmt: skip
+    columns = ("search", "split")
+    return Section(
+        "Measures",
+        [f"Mi-QS and Ma-QS: mean score of the documents that the first ten docids open, by the judge {judge.name}, over "
+         "all of them and over queries first. D/Q: documents that they open. Acc: the heads give query and document the "
+         "same docid. D/ID: documents per docid. Invalid: generated docids that no document has, of all and of the first."],
+        [
+            Table("Docid level", (*columns, *PAPER_COLUMNS, "invalid", "invalid first"), docid_rows),
+            Table(
+                "Document level",
+                (*columns, "R@1", "R@5", "R@10", "MRR@10", "nDCG@10", "expected R@10", "ms a query", "queries"),
+                document_rows,
+            ),
+        ],
+    )  # fmt: skip
+
+
+def new_section(opened: Index, dataset: Dataset, splits: Sequence[str], docid_map: DocidMap, judge: Judge) -> Section:
+    groups = evaluate_groups(opened.configured(mode="constrained"), dataset, splits, docid_map, judge)
+    rows: list[list[Cell]] = []
+    for name, group in groups.items():
+        report = group.report
+        if report is None:
+            rows.append([name, 0, 0, *[None] * 10])
+            continue
+        document = report.document or {}
+        rows.append([name, report.queries, group.documents, *docid_cells(report), document["R@10"], document["MRR@10"]])
+    return Section(
+        "New documents",
+        ["Queries grouped by their document. Existing: it has training queries. NewContent: it has none, but shares its "
+         "docid with one that has. NewSemantic: its docid is new too. Constrained beam."],
+        [Table("How new the document is", ("group", "queries", "documents", *PAPER_COLUMNS, "document R@10", "document MRR@10"), rows)],
+    )  # fmt: skip
+
+
+def density_section(docid_map: DocidMap, V: int) -> Section:
+    health = docid_map.health
+    warning = collapse_warning(health, V)
+    perplexities = ", ".join(f"{value:.0f}" for value in health.perplexity)
+    return Section(
+        "Docid density",
+        [f"{health.docids:,} docids are in use for {health.documents:,} documents (D/ID {health.d_per_id:.2f}); the "
+         f"fullest holds {health.largest_bucket} ({health.largest_share:.2%} of the corpus). Perplexity per position, of "
+         f"{V} codes: {perplexities}.", *([f"Warning: {warning}."] if warning else [])],
+        [Table("Docids by the number of their documents", ("documents", "docids", "share of docids", "share of documents"),
+               docids.density(docid_map.buckets))],
+        [Figure("Documents behind each docid, the fullest first", "density", figures.density_figure(docid_map.buckets.sizes))],
+    )  # fmt: skip
+
+
+def map_section(docid_map: DocidMap, V: int) -> Section:
+    picture = figures.tsne_figure(docid_map.buckets.docids, V)
+    if picture is None:
+        return Section("Map of the docids", ["Too few docids to draw."])
+    text = (
+        "Docids as vectors of their codes, laid out by t-SNE, coloured by the first code. Codes are names, not sizes, so "
+        "an even spread is what health looks like; clumps would be codes that always come together."
+    )
+    return Section("Map of the docids", [text], figures=[Figure("t-SNE of the docids in use", "map", picture)])
+
+
+def similarity_section(docid_map: DocidMap, judge: Judge) -> Section:
+    judges = [TfidfJudge(), *([judge] if judge.name != TfidfJudge.name else [])]
+    found = [docids.similarity(by, docid_map) for by in judges]
+    rows: list[list[Cell]] = [
+        [s.judge, s.pairs, plus_minus(s.random), plus_minus(s.same), f"{s.p_value:.1e}"] for s in found if s is not None
+    ]
+    text = (
+        "Cosine similarity of two documents with the same docid, and of two drawn at random: mean ± standard deviation, "
+        "and the p-value of a one-sided t-test with unequal variances."
+        if rows
+        else "No two documents share a docid."
+    )
+    table = Table("Similarity of documents", ("by", "pairs", "random", "same docid", "p-value"), rows)
+    return Section("Documents that share a docid", [text], [table] if rows else [])
+
+
+def plus_minus(values: tuple[float, float]) -> str:
+    return f"{values[0]:.3f} ± {values[1]:.3f}"
+
+
+def case_sections(docid_map: DocidMap) -> list[Section]:
+    common = docids.CommonWords([document for document in docid_map.documents])
+    buckets = docids.bucket_cases(docid_map, common)
+    groups = docids.neighbour_cases(docid_map, common)
+    return [
+        Section(
+            "Buckets",
+            ["Docids drawn at random, with some of their documents and the words that these have in common."],
+            [Table("Docids and their documents", CASE_COLUMNS, [case_row(case) for case in buckets])],
+        ),
+        Section(
+            "Neighbouring docids",
+            ["Docids that differ in one position."] if groups else ["No two docids differ in one position only."],
+            [Table(f"Around {named(group[0].docid)}", CASE_COLUMNS, [case_row(case) for case in group]) for group in groups],
+        ),
+        Section(
+            "First codes",
+            ["What the documents whose docids start with one code have in common: words that are far more frequent among "
+             "them than in the corpus, and titles from all over the group."],
+            [Table("Codes of the first position with the most documents",
+                   ("first code", "docids", "documents", "words in common", "examples"),
+                   [[first.code, first.docids, first.documents, ", ".join(first.common) or None, "; ".join(first.examples)]
+                    for first in docids.first_codes(docid_map, common)])],
+        ),
+    ]  # fmt: skip
+
+
+CASE_COLUMNS = ("docid", "documents", "words in common", "some of the documents")
+
+
+def case_row(case: docids.Case) -> list[Cell]:
+    shown = "; ".join(brief(document) for document in case.documents)
+    return [named(case.docid), case.size, ", ".join(case.common) or None, shown]
+
+
+def named(docid: Docid) -> str:
+    return ",".join(map(str, docid))
+
+
+def brief(document: Document, length: int = 70) -> str:
+    text = document.title or " ".join(document.text.split())
+    return text if len(text) <= length else text[: length - 1].rstrip() + "…"
+
+
+def write_report(
+    opened: Index,
+    dataset: Dataset,
+    splits: Sequence[str],
+    judge: Judge,
+    out: Path,
+    *,
+    baselines: bool,
+    stage: Stage = lambda name: None,
+) -> Path:
+    return build_report(opened, dataset, splits, judge, baselines=baselines, stage=stage).write(out)

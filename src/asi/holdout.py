@@ -1,0 +1,74 @@
+"""Part of a data set's training pairs held out for choices, so that its test splits are looked at only in the end."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from asi.corpora import chance, normalised
+from asi.datasets import Dataset
+from asi.errors import DataError
+from asi.records import Document, Qrel, Query
+
+UNSEEN_SHARE = 0.05  # of the documents with training pairs: none of these is trained on
+DEV_SHARE = 0.10  # of the other documents with more than one training query: one of them is held out
+
+
+class HeldOut:
+    """A data set with the splits `train`, `dev` and `dev_unseen` (no training pairs left), all out of its `train`.
+
+    A `dev` of its own is kept. What is held out for a document is the query that shares the smallest part of its words
+    with it: the others are often found by any means.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        self.corpus = list(dataset.documents())
+        self.queries, qrels = dataset.judged("train")
+        self.qrels = held_out(self.corpus, self.queries, qrels, draw_dev="dev" not in dataset.splits)
+
+    @property
+    def name(self) -> str:
+        return self.dataset.name
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return ("train", "dev", "dev_unseen")
+
+    def documents(self) -> Iterator[Document]:
+        return iter(self.corpus)
+
+    def judged(self, split: str) -> tuple[list[Query], list[Qrel]]:
+        if split not in self.splits:
+            raise DataError(f"what is held out of {self.name} has no split {split!r}; it has {', '.join(self.splits)}")
+        if split == "dev" and "dev" in self.dataset.splits:
+            return self.dataset.judged("dev")
+        wanted = {qrel.query for qrel in self.qrels[split]}
+        return [query for query in self.queries if query.key in wanted], self.qrels[split]
+
+
+def held_out(
+    corpus: list[Document], queries: list[Query], qrels: list[Qrel], *, draw_dev: bool
+) -> dict[str, list[Qrel]]:
+    """The training judgements cut into three splits; a query that is held out is in no other split."""
+    words = {document.key: set(normalised(document.content).split()) for document in corpus}
+    texts = {query.key: normalised(query.text).split() for query in queries}
+    by_document: dict[str, list[Qrel]] = defaultdict(list)
+    for qrel in qrels:
+        by_document[qrel.document].append(qrel)
+
+    def shared(qrel: Qrel) -> tuple[float, str]:
+        query = texts[qrel.query]
+        return sum(word in words[qrel.document] for word in query) / max(1, len(query)), qrel.query
+
+    splits: dict[str, list[Qrel]] = {"train": [], "dev": [], "dev_unseen": []}
+    for key, own in by_document.items():
+        if chance("held out unseen", key) < UNSEEN_SHARE:
+            splits["dev_unseen"].append(min(own, key=shared))
+        elif draw_dev and len(own) > 1 and chance("held out", key) < DEV_SHARE:
+            hardest = min(own, key=shared)
+            splits["dev"].append(hardest)
+            splits["train"] += [qrel for qrel in own if qrel != hardest]
+        else:
+            splits["train"] += own
+    taken = {qrel.query for split in ("dev", "dev_unseen") for qrel in splits[split]}
+    splits["train"] = [qrel for qrel in splits["train"] if qrel.query not in taken]
+    return splits

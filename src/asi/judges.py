@@ -1,0 +1,207 @@
+"""Judges of quality: how well a document answers a query, by something that took no part in training.
+
+The paper's Quality Score comes from a private tool. A judge here is anything with a name that scores (query, document)
+pairs; the name stands in every table.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import scipy.sparse
+from numpy.typing import NDArray
+
+from asi.config import ModelConfig
+from asi.encoder import find_encoder, load_encoder, load_tokeniser
+from asi.errors import ConfigError
+from asi.features import compute_features
+from asi.model import Asi
+
+Pairs = NDArray[np.int64]  # (n, 2): rows of queries, rows of documents
+Floats = NDArray[np.float32]
+
+PAIRS_AT_ONCE = 2**16
+CROSS_ENCODER_DOCUMENTS = 20  # of a query, drawn at random if it has more: a cross-encoder takes milliseconds for each
+BUILT_IN = ("wordllama", "tfidf")
+
+
+class Judge(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def documents_per_query(self) -> int | None:
+        """More than so many are sampled; None for no limit."""
+
+    def scores(self, queries: Sequence[str], documents: Sequence[str], pairs: Pairs) -> Floats:
+        """How well each pair fits (n,), higher is better."""
+
+
+class Quality(NamedTuple):
+    """The mean score of what was retrieved: over all pairs, and over queries first (one with nothing counts as 0)."""
+
+    judge: str
+    micro: float
+    macro: float
+
+
+def quality_score(judge: Judge, queries: Sequence[str], documents: Sequence[str], pairs: Pairs) -> Quality:
+    """`pairs` are all retrieved documents of all queries, in the order of the queries."""
+    if judge.documents_per_query is not None:
+        pairs = sampled(pairs, judge.documents_per_query)
+    if not len(pairs):
+        return Quality(judge.name, 0.0, 0.0)
+    used, rows = np.unique(pairs[:, 1], return_inverse=True)
+    scores = judge.scores(queries, [documents[row] for row in used], np.stack([pairs[:, 0], rows], axis=1))
+    counts = np.bincount(pairs[:, 0], minlength=len(queries))
+    means = np.bincount(pairs[:, 0], weights=scores, minlength=len(queries)) / np.maximum(counts, 1)
+    return Quality(judge.name, float(scores.mean()), float(means.mean()))
+
+
+def sampled(pairs: Pairs, most: int, seed: int = 0) -> Pairs:
+    """At most so many documents of each query, drawn at random."""
+    order = np.lexsort((np.random.default_rng(seed).random(len(pairs)), pairs[:, 0]))
+    ordered = pairs[order]
+    place = np.arange(len(ordered)) - np.searchsorted(ordered[:, 0], ordered[:, 0])
+    return ordered[place < most]
+
+
+class EmbeddingJudge:
+    """The cosine of two vectors."""
+
+    documents_per_query: int | None = None
+
+    def __init__(self, name: str, embed: Callable[[Sequence[str]], Floats]) -> None:
+        self.name = name
+        self.embed = embed
+
+    def scores(self, queries: Sequence[str], documents: Sequence[str], pairs: Pairs) -> Floats:
+        q, d = unit(self.embed(queries)), unit(self.embed(documents))
+        found = np.empty(len(pairs), dtype=np.float32)
+        for start in range(0, len(pairs), PAIRS_AT_ONCE):
+            part = pairs[start : start + PAIRS_AT_ONCE]
+            found[start : start + len(part)] = np.einsum("nd,nd->n", q[part[:, 0]], d[part[:, 1]])
+        return found
+
+
+def unit(vectors: Floats) -> Floats:
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-9))
+
+
+class TfidfJudge:
+    """The cosine of TF-IDF vectors; word frequencies from the documents that are judged."""
+
+    name = "TF-IDF cosine"
+    documents_per_query: int | None = None
+
+    def scores(self, queries: Sequence[str], documents: Sequence[str], pairs: Pairs) -> Floats:
+        vectoriser = Tfidf(documents)
+        q, d = vectoriser.vectors(queries), vectoriser.vectors(documents)
+        found = np.empty(len(pairs), dtype=np.float32)
+        for start in range(0, len(pairs), PAIRS_AT_ONCE):
+            part = pairs[start : start + PAIRS_AT_ONCE]
+            found[start : start + len(part)] = q[part[:, 0]].multiply(d[part[:, 1]]).sum(1).A1
+        return found
+
+
+class Tfidf:
+    """Words to sparse unit vectors: (1 + log count) times log(documents / documents with the word)."""
+
+    def __init__(self, documents: Sequence[str]) -> None:
+        bags = [set(words(document)) for document in documents]
+        self.vocabulary = {word: i for i, word in enumerate(sorted(set().union(*bags)))}
+        frequency = np.zeros(len(self.vocabulary))
+        for bag in bags:
+            frequency[[self.vocabulary[word] for word in bag]] += 1
+        self.idf = np.log((1 + len(documents)) / (1 + frequency)) + 1
+
+    def vectors(self, texts: Sequence[str]) -> scipy.sparse.csr_matrix:
+        known = [[self.vocabulary[word] for word in words(text) if word in self.vocabulary] for text in texts]
+        starts = np.cumsum([0, *map(len, known)])
+        columns = np.array([column for row in known for column in row], dtype=np.int64)
+        shape = (len(texts), len(self.vocabulary))
+        counts = scipy.sparse.csr_matrix((np.ones(len(columns)), columns, starts), shape=shape)
+        counts.sum_duplicates()
+        counts.data = (1 + np.log(counts.data)) * self.idf[counts.indices]
+        norms = np.sqrt(np.asarray(counts.multiply(counts).sum(1)).ravel())
+        return scipy.sparse.diags(1 / np.maximum(norms, 1e-12)) @ counts
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.casefold())
+
+
+class CrossEncoderJudge:
+    """A Hugging Face model that reads query and document together; a single logit is squashed to (0, 1)."""
+
+    documents_per_query: int | None = CROSS_ENCODER_DOCUMENTS
+
+    def __init__(self, folder: str, device: Any = "cpu") -> None:
+        try:
+            from transformers import AutoModelForSequenceClassification, AutoTokenizer
+        except ImportError:
+            raise ConfigError(
+                "a cross-encoder needs transformers; run: pip install 'auto-search-indexer[transformers]'"
+            ) from None
+        self.name = f"{Path(folder).name}, {self.documents_per_query} documents a query at most"
+        self.tokeniser = AutoTokenizer.from_pretrained(folder)
+        self.model = AutoModelForSequenceClassification.from_pretrained(folder).to(device).eval()
+
+    def scores(self, queries: Sequence[str], documents: Sequence[str], pairs: Pairs) -> Floats:
+        import torch
+
+        found = np.empty(len(pairs), dtype=np.float32)
+        for start in range(0, len(pairs), 64):
+            part = pairs[start : start + 64]
+            texts = [queries[q] for q in part[:, 0]], [documents[d] for d in part[:, 1]]
+            tokens = self.tokeniser(*texts, padding=True, truncation=True, max_length=256, return_tensors="pt")
+            with torch.inference_mode():
+                logits = self.model(**tokens.to(self.model.device)).logits.float()
+            score = logits.sigmoid()[:, 0] if logits.size(1) == 1 else logits.softmax(-1)[:, -1]
+            found[start : start + len(part)] = score.cpu().numpy()
+        return found
+
+
+def find_judge(name: str) -> Judge:
+    """`wordllama` (static word vectors), `tfidf`, or a Hugging Face folder or name: cross-encoder or encoder."""
+    if name == "tfidf":
+        return TfidfJudge()
+    if name == "wordllama":
+        return EmbeddingJudge("WordLlama cosine", wordllama_embedding())
+    source = find_encoder(name)
+    architectures = json.loads((source / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
+    if architectures[0].endswith("ForSequenceClassification"):
+        return CrossEncoderJudge(str(source))
+    return EmbeddingJudge(f"{Path(name).name} cosine", encoder_embedding(source))
+
+
+def wordllama_embedding() -> Callable[[Sequence[str]], Floats]:
+    root = logging.getLogger()
+    before = root.level, list(root.handlers)
+    try:
+        import wordllama
+    except ImportError:
+        raise ConfigError(
+            "the judge wordllama needs its package; run: pip install 'auto-search-indexer[report]', or judge with tfidf"
+        ) from None
+    root.level, root.handlers = before  # its import turns on everybody's log messages
+    # The package looks for its own tokeniser in a folder that it does not have; as a cache the right one is found.
+    model = wordllama.WordLlama.load(cache_dir=Path(wordllama.__file__).parent, disable_download=True)
+    return lambda texts: np.asarray(model.embed(list(texts)), dtype=np.float32)
+
+
+def encoder_embedding(source: Path) -> Callable[[Sequence[str]], Floats]:
+    """The mean of the token states of a plain encoder."""
+    plain = Asi(load_encoder(source, frozen_layers=1_000), ModelConfig())
+    tokenise = load_tokeniser(source, 256)
+
+    def embed(texts: Sequence[str]) -> Floats:
+        pooled = compute_features(plain, tokenise(texts), keep_states=False).pooled
+        assert pooled is not None, "a wholly frozen encoder has pooled vectors"
+        return pooled
+
+    return embed
