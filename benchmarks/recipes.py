@@ -24,7 +24,14 @@ from asi.metrics import docid_scores, document_level, relevant_keys
 from asi.run import train
 from asi.search import unit_vectors
 
-DENSE = ("loss.generation=0", "loss.contrastive=0", "loss.reverse=0", "loss.match=0", "loss.balance=0", "train.freeze_docids=1")
+DENSE = (
+    "loss.generation=0",
+    "loss.contrastive=0",
+    "loss.reverse=0",
+    "loss.match=0",
+    "loss.balance=0",
+    "train.freeze_docids=1",
+)
 QUERIES = 700  # of a split, at most
 SHARE = 0.02  # of the corpus that is ranked
 
@@ -47,7 +54,7 @@ def measure(index: Index, dataset: HeldOut, split: str) -> dict:
     encoded = index.searcher.encode([query.text for query in judged])
     row: dict = {}
 
-    def documents(name, answers):
+    def documents(name: str, answers: list) -> None:
         scores = document_level(dict(zip((query.key for query in judged), answers, strict=True)), qrels)
         row[name] = [round(scores[key], 3) for key in ("R@1", "R@10", "MRR@10")]
 
@@ -89,7 +96,9 @@ def main() -> None:
         for recipe in arguments.recipe:
             name, _, overrides = recipe.partition(":")
             settings = [*(DENSE if name == "dense" else ()), *overrides.split()]
-            config = with_overrides(Config(), [f"train.steps={arguments.steps}", f"train.seed={arguments.seed}", *settings])
+            config = with_overrides(
+                Config(), [f"train.steps={arguments.steps}", f"train.seed={arguments.seed}", *settings]
+            )
             folder = arguments.out / Path(data).name / f"{name}-{arguments.steps}-{arguments.seed}"
             start = time.monotonic()
             train(dataset, folder, config, resume=True, cache=arguments.out / "cache")

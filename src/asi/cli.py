@@ -17,7 +17,7 @@ from asi.errors import AsiError, Interrupted
 
 if TYPE_CHECKING:
     from asi.config import Config
-    from asi.datasets import BadRecords
+    from asi.datasets import BadRecords, Dataset
     from asi.index import Index
 
 app = typer.Typer(
@@ -71,8 +71,10 @@ def train(
     bad = bad_records(skip_bad)
     with ScreenReporter() as reporter, stop_signals() as stopping:
         dataset = open_dataset(data, bad)
-        watched = {"reporter": reporter, "stopping": stopping}
-        train_run(dataset, out, resolved, data=data, resume=resume, device=device, cache=cache, **watched)
+        train_run(
+            dataset, out, resolved, data=data, resume=resume, device=device, cache=cache,
+            reporter=reporter, stopping=stopping,
+        )  # fmt: skip
     report_skipped(bad)
     typer.echo(f'trained and indexed: {out}; try: asi search {out} "a query"')
 
@@ -217,7 +219,7 @@ def report(
     skip_bad: SkipBad = False,
     device: Device = None,
 ) -> None:
-    """Write everything the paper looks at as one page: measures, quality, new documents, docids and what shares them."""
+    """Write what the paper looks at as one page: measures, quality, new documents, docids and what shares them."""
     from asi.analysis.report import write_report
     from asi.datasets import open_dataset
     from asi.index import Index
@@ -227,12 +229,42 @@ def report(
     bad = bad_records(skip_bad)
     with ScreenReporter() as reporter:
         dataset = open_dataset(data, bad)
-        splits = split or [name for name in dataset.splits if name.startswith("test")] or ["test"]
+        splits = split or test_splits(dataset)
         with Index.load(run, device) as opened:
             page = write_report(
                 opened, dataset, splits, find_judge(judge), out, baselines=baselines,
                 stage=lambda name: reporter.stage(name, 0),
             )  # fmt: skip
+    report_skipped(bad)
+    typer.echo(f"wrote {page}, and the same as report.md and report.json beside it")
+
+
+@app.command()
+def study(
+    name: Annotated[str, typer.Argument(metavar="STUDY", help="variants, length, range, or all of them and a report")],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="data set with queries and judgements")],
+    out: Annotated[Path, typer.Option(help="folder for the runs and the page")] = Path("study"),
+    steps: Annotated[int, typer.Option(help="length of every run")] = 300,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="for every run")] = None,
+    split: Annotated[list[str] | None, typer.Option(help="split to measure; default: all test splits")] = None,
+    judge: JudgeName = "wordllama",
+    skip_bad: SkipBad = False,
+    device: Device = None,
+) -> None:
+    """Train and compare what the paper compares, and write a page. Stopped, it goes on where it was when run again."""
+    from asi.analysis.studies import write_study
+    from asi.datasets import open_dataset
+    from asi.judges import find_judge
+    from asi.screen import ScreenReporter
+
+    config = resolve_config("small", None, None, [*(settings or []), f"train.steps={steps}"])
+    bad = bad_records(skip_bad)
+    with ScreenReporter() as reporter, stop_signals() as stopping:
+        dataset = open_dataset(data, bad)
+        splits = split or test_splits(dataset)
+        page = write_study(
+            name, dataset, splits, config, find_judge(judge), out, reporter, stopping=stopping, device=device
+        )
     report_skipped(bad)
     typer.echo(f"wrote {page}, and the same as report.md and report.json beside it")
 
@@ -305,6 +337,13 @@ def resolve_config(preset: str, path: Path | None, variant: str | None, override
             raise ConfigError(f"unknown variant {variant!r}; variants are {', '.join(VARIANTS)}")
         config = with_overrides(config, VARIANTS[variant])
     return with_overrides(config, overrides)
+
+
+def test_splits(dataset: "Dataset") -> list[str]:
+    found = [name for name in dataset.splits if name.startswith("test")]
+    if not found:
+        raise AsiError(f"{dataset.name} has no test split (it has {', '.join(dataset.splits)}); name one with --split")
+    return found
 
 
 def bad_records(skip: bool) -> "BadRecords | None":

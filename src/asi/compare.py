@@ -62,9 +62,7 @@ def evaluate_index(
     return reports | evaluate_baselines(opened, dataset, splits) if baselines else reports
 
 
-def evaluate_baselines(
-    opened: Index, dataset: Dataset, splits: Sequence[str], cache: Path | None = None
-) -> Reports:
+def evaluate_baselines(opened: Index, dataset: Dataset, splits: Sequence[str], cache: Path | None = None) -> Reports:
     """BM25 and the untrained encoder's exact search, over the documents of the index.
 
     `cache` is that of the training run, if it was kept: the documents need not be encoded again.

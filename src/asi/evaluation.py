@@ -106,7 +106,9 @@ def evaluate_searchers(
     return reports, runs
 
 
-def quality_of_docids(judge: Judge, queries: Sequence[str], docids: Sequence[Sequence[Docid]], docid_map: DocidMap) -> Quality:
+def quality_of_docids(
+    judge: Judge, queries: Sequence[str], docids: Sequence[Sequence[Docid]], docid_map: DocidMap
+) -> Quality:
     """Mi-QS and Ma-QS of the documents that each query's docids open."""
     pairs = opened_documents(docid_map.buckets, opened_buckets(docid_map.buckets, docids))
     return quality_score(judge, queries, [document.content for document in docid_map.documents], pairs)

@@ -159,9 +159,7 @@ class AsiObjective:
             query = encode(self.model, self.queries, batch.queries)
             prior = self.model.heads(query.x)
         rows = torch.from_numpy(chosen).to(query.x.device)
-        return {
-            "generation": self.generation_loss(query, prior, self.fixed_docids(batch, rows), rows, self.phase(1.0))
-        }
+        return {"generation": self.generation_loss(query, prior, self.fixed_docids(batch, rows), rows, self.phase(1.0))}
 
     def fixed_docids(self, batch: Batch, rows: Tensor) -> Tensor:
         """The final docids of the chosen pairs' documents, one-hot (n, m, V)."""

@@ -5,6 +5,7 @@ Letters: N documents, U docids in use, m docid length.
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ def density(buckets: Buckets) -> list[tuple[str, int, float, float]]:
     """Buckets by size: range of sizes, how many docids, their share of docids, their share of documents."""
     total, rows = int(buckets.sizes.sum()), []
     edges = [*BUCKET_SIZES, np.inf]
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in pairwise(edges):
         inside = buckets.sizes[(buckets.sizes >= low) & (buckets.sizes < high)]
         if len(inside):
             last = int(min(high - 1, buckets.sizes.max()))
@@ -169,7 +170,10 @@ def first_codes(docid_map: DocidMap, common: CommonWords, count: int = 12) -> li
     found = []
     for code in codes[np.argsort(-sizes, kind="stable")][:count].tolist():
         rows = np.flatnonzero(starts == code)
-        examples = [docid_map.documents[row].title or docid_map.documents[row].text[:60] for row in rows[:: len(rows) // 4 or 1][:4]]
+        examples = [
+            docid_map.documents[row].title or docid_map.documents[row].text[:60]
+            for row in rows[:: len(rows) // 4 or 1][:4]
+        ]
         docids = int(np.sum(docid_map.buckets.docids[:, 0] == code))
         found.append(FirstCode(int(code), docids, len(rows), loose_common(common, rows), examples))
     return found

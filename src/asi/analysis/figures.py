@@ -73,7 +73,9 @@ def lines_figure(panels: Mapping[str, Lines], places: Sequence[int], label: str)
     figure, all_axes = new_axes(4.2 * len(panels), 3.6, columns=len(panels))
     for axes, (title, lines) in zip(np.atleast_1d(all_axes), panels.items(), strict=True):
         for (name, values), colour in zip(lines.items(), COLOURS, strict=False):
-            axes.plot(range(len(places)), [np.nan if v is None else v for v in values], "o-", ms=4, label=name, color=colour)
+            axes.plot(
+                range(len(places)), [np.nan if v is None else v for v in values], "o-", ms=4, label=name, color=colour
+            )
         axes.set(xlabel=label, title=title, xticks=range(len(places)), xticklabels=[str(place) for place in places])
         axes.grid(alpha=0.3)
         axes.legend(frameon=False, fontsize=9)

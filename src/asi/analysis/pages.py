@@ -121,8 +121,8 @@ a { color: #1558b0; } code { background: #f2f4f7; padding: 0 .25em; border-radiu
 .wide { overflow-x: auto; margin: 1rem 0; } table { border-collapse: collapse; font-size: .9rem; }
 caption { text-align: left; font-weight: 600; padding: .25rem 0 .5rem; }
 th, td { padding: .3rem .7rem; text-align: left; vertical-align: top; border-bottom: 1px solid #e6e9ee; }
-th { border-bottom: 2px solid #9aa3af; white-space: nowrap; } .n { text-align: right; font-variant-numeric: tabular-nums;
-  white-space: nowrap; }
+th { border-bottom: 2px solid #9aa3af; white-space: nowrap; }
+.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 figure { margin: 1rem 0; } figure img { max-width: 100%; height: auto; } figcaption { font-size: .9rem; color: #555; }
 """
 
@@ -155,16 +155,19 @@ def html_figure(figure: Figure) -> str:
     # As an image, not inline: the identifiers inside of two inline figures would clash.
     data = base64.b64encode(figure.svg.encode()).decode()
     caption = html.escape(figure.caption)
-    return f'<figure><img alt="{caption}" src="data:image/svg+xml;base64,{data}"><figcaption>{caption}</figcaption></figure>'
+    image = f'<img alt="{caption}" src="data:image/svg+xml;base64,{data}">'
+    return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
 
 
 def html_table(table: Table) -> str:
     numeric = [all(is_number(row[i]) for row in table.rows) for i in range(len(table.columns))]
     kinds = [' class="n"' if number else "" for number in numeric]
-    head = "".join(f"<th{kind}>{html.escape(title)}</th>" for title, kind in zip(table.columns, kinds, strict=True))
-    rows = [
-        "<tr>" + "".join(f"<td{kind}>{html.escape(shown(cell))}</td>" for cell, kind in zip(row, kinds, strict=True)) + "</tr>"
-        for row in table.rows
-    ]
+
+    def row(tag: str, cells: Sequence[Cell]) -> str:
+        inside = (f"<{tag}{kind}>{html.escape(shown(c))}</{tag}>" for c, kind in zip(cells, kinds, strict=True))
+        return f"<tr>{''.join(inside)}</tr>"
+
+    body = "".join(row("td", cells) for cells in table.rows)
     caption = f"<caption>{html.escape(table.caption)}</caption>"
-    return f'<div class="wide"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    inside = f"{caption}<thead>{row('th', table.columns)}</thead><tbody>{body}</tbody>"
+    return f'<div class="wide"><table>{inside}</table></div>'

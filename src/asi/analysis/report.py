@@ -83,15 +83,23 @@ def measures_section(reports: Reports, judge: Judge) -> Section:
                 docid_rows.append([*start, *docid_cells(report), invalid.get("all"), invalid.get("first")])
             document, expected = report.document or {}, report.expectation or {}
             document_rows.append(
-                [*start, *(document.get(n) for n in ("R@1", "R@5", "R@10", "MRR@10", "nDCG@10")),
-                 expected.get("R@10"), report.ms_per_query, report.queries]
-            )  # fmt: skip
+                [
+                    *start,
+                    *(document.get(n) for n in ("R@1", "R@5", "R@10", "MRR@10", "nDCG@10")),
+                    expected.get("R@10"),
+                    report.ms_per_query,
+                    report.queries,
+                ]
+            )
     columns = ("search", "split")
     return Section(
         "Measures",
-        [f"Mi-QS and Ma-QS: mean score of the documents that the first ten docids open, by the judge {judge.name}, over "
-         "all of them and over queries first. D/Q: documents that they open. Acc: the heads give query and document the "
-         "same docid. D/ID: documents per docid. Invalid: generated docids that no document has, of all and of the first."],
+        [
+            f"Mi-QS and Ma-QS: mean score of the documents that the first ten docids open, by the judge {judge.name}, "
+            "over all of them and over queries first. D/Q: documents that they open. Acc: the heads give query and "
+            "document the same docid. D/ID: documents per docid. Invalid: generated docids that no document has, of "
+            "all and of the first."
+        ],
         [
             Table("Docid level", (*columns, *PAPER_COLUMNS, "invalid", "invalid first"), docid_rows),
             Table(
@@ -100,7 +108,7 @@ def measures_section(reports: Reports, judge: Judge) -> Section:
                 document_rows,
             ),
         ],
-    )  # fmt: skip
+    )
 
 
 def new_section(opened: Index, dataset: Dataset, splits: Sequence[str], docid_map: DocidMap, judge: Judge) -> Section:
@@ -115,10 +123,18 @@ def new_section(opened: Index, dataset: Dataset, splits: Sequence[str], docid_ma
         rows.append([name, report.queries, group.documents, *docid_cells(report), document["R@10"], document["MRR@10"]])
     return Section(
         "New documents",
-        ["Queries grouped by their document. Existing: it has training queries. NewContent: it has none, but shares its "
-         "docid with one that has. NewSemantic: its docid is new too. Constrained beam."],
-        [Table("How new the document is", ("group", "queries", "documents", *PAPER_COLUMNS, "document R@10", "document MRR@10"), rows)],
-    )  # fmt: skip
+        [
+            "Queries grouped by their document. Existing: it has training queries. NewContent: it has none, but shares "
+            "its docid with one that has. NewSemantic: its docid is new too. Constrained beam."
+        ],
+        [
+            Table(
+                "How new the document is",
+                ("group", "queries", "documents", *PAPER_COLUMNS, "document R@10", "document MRR@10"),
+                rows,
+            )
+        ],
+    )
 
 
 def density_section(docid_map: DocidMap, V: int) -> Section:
@@ -127,13 +143,27 @@ def density_section(docid_map: DocidMap, V: int) -> Section:
     perplexities = ", ".join(f"{value:.0f}" for value in health.perplexity)
     return Section(
         "Docid density",
-        [f"{health.docids:,} docids are in use for {health.documents:,} documents (D/ID {health.d_per_id:.2f}); the "
-         f"fullest holds {health.largest_bucket} ({health.largest_share:.2%} of the corpus). Perplexity per position, of "
-         f"{V} codes: {perplexities}.", *([f"Warning: {warning}."] if warning else [])],
-        [Table("Docids by the number of their documents", ("documents", "docids", "share of docids", "share of documents"),
-               docids.density(docid_map.buckets))],
-        [Figure("Documents behind each docid, the fullest first", "density", figures.density_figure(docid_map.buckets.sizes))],
-    )  # fmt: skip
+        [
+            f"{health.docids:,} docids are in use for {health.documents:,} documents (D/ID {health.d_per_id:.2f}); the "
+            f"fullest holds {health.largest_bucket} ({health.largest_share:.2%} of the corpus). Perplexity per "
+            f"position, of {V} codes: {perplexities}.",
+            *([f"Warning: {warning}."] if warning else []),
+        ],
+        [
+            Table(
+                "Docids by the number of their documents",
+                ("documents", "docids", "share of docids", "share of documents"),
+                docids.density(docid_map.buckets),
+            )
+        ],
+        [
+            Figure(
+                "Documents behind each docid, the fullest first",
+                "density",
+                figures.density_figure(docid_map.buckets.sizes),
+            )
+        ],
+    )
 
 
 def map_section(docid_map: DocidMap, V: int) -> Section:
@@ -141,8 +171,8 @@ def map_section(docid_map: DocidMap, V: int) -> Section:
     if picture is None:
         return Section("Map of the docids", ["Too few docids to draw."])
     text = (
-        "Docids as vectors of their codes, laid out by t-SNE, coloured by the first code. Codes are names, not sizes, so "
-        "an even spread is what health looks like; clumps would be codes that always come together."
+        "Docids as vectors of their codes, laid out by t-SNE, coloured by the first code. Codes are names, not sizes, "
+        "so an even spread is what health looks like; clumps would be codes that always come together."
     )
     return Section("Map of the docids", [text], figures=[Figure("t-SNE of the docids in use", "map", picture)])
 
@@ -154,8 +184,8 @@ def similarity_section(docid_map: DocidMap, judge: Judge) -> Section:
         [s.judge, s.pairs, plus_minus(s.random), plus_minus(s.same), f"{s.p_value:.1e}"] for s in found if s is not None
     ]
     text = (
-        "Cosine similarity of two documents with the same docid, and of two drawn at random: mean ± standard deviation, "
-        "and the p-value of a one-sided t-test with unequal variances."
+        "Cosine similarity of two documents with the same docid, and of two drawn at random: mean ± standard "
+        "deviation, and the p-value of a one-sided t-test with unequal variances."
         if rows
         else "No two documents share a docid."
     )
@@ -168,7 +198,7 @@ def plus_minus(values: tuple[float, float]) -> str:
 
 
 def case_sections(docid_map: DocidMap) -> list[Section]:
-    common = docids.CommonWords([document for document in docid_map.documents])
+    common = docids.CommonWords(docid_map.documents)
     buckets = docids.bucket_cases(docid_map, common)
     groups = docids.neighbour_cases(docid_map, common)
     return [
@@ -180,18 +210,35 @@ def case_sections(docid_map: DocidMap) -> list[Section]:
         Section(
             "Neighbouring docids",
             ["Docids that differ in one position."] if groups else ["No two docids differ in one position only."],
-            [Table(f"Around {named(group[0].docid)}", CASE_COLUMNS, [case_row(case) for case in group]) for group in groups],
+            [
+                Table(f"Around {named(group[0].docid)}", CASE_COLUMNS, [case_row(case) for case in group])
+                for group in groups
+            ],
         ),
         Section(
             "First codes",
-            ["What the documents whose docids start with one code have in common: words that are far more frequent among "
-             "them than in the corpus, and titles from all over the group."],
-            [Table("Codes of the first position with the most documents",
-                   ("first code", "docids", "documents", "words in common", "examples"),
-                   [[first.code, first.docids, first.documents, ", ".join(first.common) or None, "; ".join(first.examples)]
-                    for first in docids.first_codes(docid_map, common)])],
+            [
+                "What the documents whose docids start with one code have in common: words that are far more frequent "
+                "among them than in the corpus, and titles from all over the group."
+            ],
+            [
+                Table(
+                    "Codes of the first position with the most documents",
+                    ("first code", "docids", "documents", "words in common", "examples"),
+                    [
+                        [
+                            first.code,
+                            first.docids,
+                            first.documents,
+                            ", ".join(first.common) or None,
+                            "; ".join(first.examples),
+                        ]
+                        for first in docids.first_codes(docid_map, common)
+                    ],
+                )
+            ],
         ),
-    ]  # fmt: skip
+    ]
 
 
 CASE_COLUMNS = ("docid", "documents", "words in common", "some of the documents")

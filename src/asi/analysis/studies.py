@@ -1,0 +1,306 @@
+"""The paper's comparisons of variants, docid lengths and docid ranges: runs that differ in one setting, and their page.
+
+Every run is trained for the same number of steps from the same frozen features, measured, and its measures kept in its
+folder: a study that was stopped goes on where it was.
+"""
+
+import datetime
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from asi.analysis import figures
+from asi.analysis.pages import Cell, Figure, Page, Section, Table
+from asi.analysis.report import PAPER_COLUMNS, build_report, docid_cells
+from asi.checkpoint import RunFolder, write_atomically
+from asi.compare import evaluate_ways
+from asi.config import VARIANTS, Config, with_overrides
+from asi.datasets import Dataset
+from asi.errors import ConfigError
+from asi.index import Index
+from asi.judges import Judge
+from asi.metrics import Report
+from asi.run import Reporter, RunState, train
+
+WAYS: dict[str, dict[str, Any]] = {"beam": {"mode": "beam"}, "constrained": {"mode": "constrained"}}
+
+# The paper's own objective on a small network: its three losses, the straight-through gradient at full weight.
+PAPER_OBJECTIVE = (
+    "loss.contrastive=0.2",
+    "loss.reverse=0.2",
+    "loss.straight_through_weight=1.0",
+    "loss.match=0",
+    "loss.one_pass=0",
+    "loss.balance=0",
+    "model.logit_scale=8.0",
+)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs by name, each with the settings that make it different."""
+
+    title: str
+    introduction: str
+    label: str  # what the runs differ in
+    runs: Mapping[str, Sequence[str]]
+    findings: Callable[["Results"], list[str]]
+    as_lines: bool = False  # the runs' names are numbers in order, so that lines can be drawn over them
+
+
+Results = Mapping[str, Mapping[str, Mapping[str, Report]]]  # run -> way -> split -> report
+
+
+def run_study(
+    study: Study,
+    dataset: Dataset,
+    splits: Sequence[str],
+    config: Config,
+    judge: Judge,
+    out: Path,
+    reporter: Reporter,
+    *,
+    stopping: Callable[[], bool] = lambda: False,
+    device: str | None = None,
+) -> Section:
+    """Train and measure what is missing; `config` gives the number of steps and everything that the runs share."""
+    results: dict[str, dict[str, dict[str, Report]]] = {}
+    seconds: list[float] = []
+    for number, (name, overrides) in enumerate(study.runs.items()):
+        left = len(study.runs) - number
+        about = f", about {left * sum(seconds) / len(seconds) / 60:.0f} min left" if seconds else ""
+        reporter.message(f"{study.title}: {name}, run {number + 1} of {len(study.runs)}{about}")
+        started = time.monotonic()
+        changed = with_overrides(config, overrides)
+        folder = out / "runs" / ("default" if changed == config else f"{study.title.lower().replace(' ', '-')}-{name}")
+        results[name], is_new = measured_run(
+            folder, dataset, splits, changed, judge, out / "cache", reporter, stopping, device
+        )
+        if is_new:
+            seconds.append(time.monotonic() - started)
+    return study_section(study, results, splits, config, judge)
+
+
+def check_settings(folder: Path, config: Config) -> None:
+    """A study goes on only with the settings that it began with."""
+    run = RunFolder(folder)
+    if run.run.exists() and RunState.load(run).config != config:
+        raise ConfigError(f"{folder} was trained with other settings; give this study a new --out folder")
+
+
+def measured_run(
+    folder: Path,
+    dataset: Dataset,
+    splits: Sequence[str],
+    config: Config,
+    judge: Judge,
+    cache: Path,
+    reporter: Reporter,
+    stopping: Callable[[], bool],
+    device: str | None,
+) -> tuple[dict[str, dict[str, Report]], bool]:
+    """The measures of a run: read from its folder, or trained for. The second value says which."""
+    kept = folder / "study.json"
+    wanted = {"judge": judge.name, "splits": list(splits)}
+    if kept.exists():
+        saved = json.loads(kept.read_text(encoding="utf-8"))
+        if {name: saved[name] for name in wanted} == wanted:
+            return {
+                way: {split: Report.from_dict(values) for split, values in by.items()}
+                for way, by in saved["reports"].items()
+            }, False
+    check_settings(folder, config)
+    train(dataset, folder, config, resume=True, device=device, reporter=reporter, stopping=stopping, cache=cache)
+    reporter.stage("measuring", 0)
+    with Index.load(folder, device) as opened:
+        reports, _ = evaluate_ways(opened, dataset, splits, WAYS, judge)
+    values = {way: {split: report.to_dict() for split, report in by.items()} for way, by in reports.items()}
+    write_atomically(kept, json.dumps(wanted | {"reports": values}, indent=1))
+    return reports, True
+
+
+def study_section(study: Study, results: Results, splits: Sequence[str], config: Config, judge: Judge) -> Section:
+    tables = [
+        Table(
+            f"{split}: {title}",
+            (study.label, *PAPER_COLUMNS, "invalid", "largest bucket", "R@10, ranked", "MRR@10, ranked"),
+            [study_row(name, by[way][split], by["constrained"][split]) for name, by in results.items()],
+        )
+        for split in splits
+        for way, title in (("beam", "plain beam, as in the paper"), ("constrained", "constrained beam"))
+    ]
+    steps = config.train.steps
+    text = (
+        f"{study.introduction} Each run: {steps} steps, seed {config.train.seed}. Judge of the quality: {judge.name}."
+    )
+    pictures = [study_figure(study, results, splits[0])] if study.as_lines else []
+    return Section(study.title, [text, *study.findings(results)], tables, pictures)
+
+
+def study_row(name: str, report: Report, ranked: Report) -> list[Cell]:
+    document = ranked.document or {}
+    invalid = (report.invalid or {}).get("all")
+    return [name, *docid_cells(report), invalid, report.largest_bucket, document.get("R@10"), document.get("MRR@10")]
+
+
+def study_figure(study: Study, results: Results, split: str) -> Figure:
+    reports = [by["beam"][split] for by in results.values()]
+
+    def line(value: Callable[[Report], float | None]) -> list[float | None]:
+        return [value(report) for report in reports]
+
+    panels: dict[str, figures.Lines] = {
+        "Recall, docid level": {k: line(lambda r, k=k: (r.docid or {}).get(k)) for k in ("R@1", "R@5", "R@10")},  # type: ignore[misc]
+        "Quality score": {
+            "Mi-QS": line(lambda r: (r.quality or {}).get("micro")),
+            "Ma-QS": line(lambda r: (r.quality or {}).get("macro")),
+        },
+        "Documents per docid": {"D/ID": line(lambda r: r.d_per_id)},
+        "Documents per query": {"D/Q": line(lambda r: r.d_per_q)},
+    }
+    name = study.title.lower().replace(" ", "-")
+    picture = figures.lines_figure(panels, [int(name) for name in results], study.label)
+    return Figure(f"{study.title}, {split}", name, picture)
+
+
+# What the paper found, held against the results -----------------------------------------------------------------------
+
+
+def verdict(claim: str, holds: bool, figures_: str) -> str:
+    return f"{claim}: {'holds here' if holds else 'does not hold here'} ({figures_})."
+
+
+def first_split(results: Results, run: str, way: str = "beam") -> Report:
+    return next(iter(results[run][way].values()))
+
+
+def recall_of(report: Report, k: int) -> float:
+    return (report.docid or {})[f"R@{k}"]
+
+
+def variant_findings(results: Results) -> list[str]:
+    whole, no_contrastive, no_reverse = (
+        first_split(results, run) for run in ("unique", "no-contrastive", "no-reverse")
+    )
+    decoder = {run: first_split(results, run, "constrained") for run in results}
+    separate = decoder["no-reparameterization"]
+    joint = [run for run in ("unique", "share", "no-reverse") if recall_of(decoder[run], 1) <= (decoder[run].acc or 0)]
+    random = first_split(results, "random-docids")
+    return [
+        verdict(
+            "Without the contrastive loss the docids collapse",
+            (no_contrastive.d_per_id or 0) > 10 * (whole.d_per_id or 0),
+            f"D/ID {no_contrastive.d_per_id:.1f} against {whole.d_per_id:.2f}",
+        ),
+        verdict(
+            "Without reverse cross-entropy there is more recall, and buckets are coarser",
+            recall_of(no_reverse, 10) > recall_of(whole, 10) and (no_reverse.d_per_id or 0) > (whole.d_per_id or 0),
+            f"R@10 {recall_of(no_reverse, 10):.3f} against {recall_of(whole, 10):.3f}, "
+            f"D/ID {no_reverse.d_per_id:.2f} against {whole.d_per_id:.2f}",
+        ),
+        verdict(
+            "Without reparameterization R@1 is below Acc, and with it above",
+            recall_of(separate, 1) < (separate.acc or 0) and not joint,
+            f"without: R@1 {recall_of(separate, 1):.3f}, Acc {separate.acc:.3f}; "
+            f"with: {recall_of(decoder['unique'], 1):.3f}, {decoder['unique'].acc:.3f}; constrained beam",
+        ),
+        verdict(
+            "Learned docids are easier to generate than random ones (our control)",
+            recall_of(whole, 10) > recall_of(random, 10),
+            f"R@10 {recall_of(whole, 10):.3f} against {recall_of(random, 10):.3f}",
+        ),
+    ]
+
+
+def trend(values: Sequence[float]) -> str:
+    steps = [later - earlier for earlier, later in pairwise(values)]
+    if all(step >= 0 for step in steps):
+        return "rises"
+    if all(step <= 0 for step in steps):
+        return "falls"
+    return "rises overall" if values[-1] > values[0] else "falls overall"
+
+
+def size_findings(results: Results) -> list[str]:
+    """The paper: longer or wider docids give better quality, less recall and smaller buckets."""
+    reports = [first_split(results, run) for run in results]
+    columns = {
+        "R@10": ("falls", [recall_of(report, 10) for report in reports]),
+        "Mi-QS": ("rises", [(report.quality or {}).get("micro", 0.0) for report in reports]),
+        "D/ID": ("falls", [report.d_per_id or 0.0 for report in reports]),
+    }
+    return [
+        verdict(
+            f"{name} {expected} as docids grow",
+            trend(values).startswith(expected),
+            f"it {trend(values)}: {', '.join(f'{value:.3g}' for value in values)}",
+        )
+        for name, (expected, values) in columns.items()
+    ]
+
+
+STUDIES: dict[str, Study] = {
+    "variants": Study(
+        "Variants",
+        "The paper's variants under the paper's own objective (its three losses and nothing else), on the small "
+        "network; random docids: the same decoder on docids that mean nothing.",
+        "variant",
+        {name: (*PAPER_OBJECTIVE, *overrides) for name, overrides in VARIANTS.items()},
+        variant_findings,
+    ),
+    "length": Study(
+        "Docid length",
+        "The default objective with docids of 2 to 6 codes.",
+        "length",
+        {str(m): (f"model.m={m}",) for m in range(2, 7)},
+        size_findings,
+        as_lines=True,
+    ),
+    "range": Study(
+        "Docid range",
+        "The default objective with 32 to 512 codes at each position.",
+        "codes per position",
+        {str(V): (f"model.V={V}",) for V in (32, 64, 128, 256, 512)},
+        size_findings,
+        as_lines=True,
+    ),
+}
+
+
+def find_study(name: str) -> Study:
+    if name not in STUDIES:
+        raise ConfigError(f"unknown study {name!r}; studies are {', '.join(STUDIES)} and all")
+    return STUDIES[name]
+
+
+def write_study(
+    name: str,
+    dataset: Dataset,
+    splits: Sequence[str],
+    config: Config,
+    judge: Judge,
+    out: Path,
+    reporter: Reporter,
+    *,
+    stopping: Callable[[], bool] = lambda: False,
+    device: str | None = None,
+) -> Path:
+    """One study as a page, or with `all` every study and the report of the run with the default settings."""
+    chosen = list(STUDIES.values()) if name == "all" else [find_study(name)]
+    shared = (dataset, splits, config, judge, out, reporter)
+    sections = [run_study(study, *shared, stopping=stopping, device=device) for study in chosen]
+    introduction = [f"`{dataset.name}`, {', '.join(splits)}, {datetime.date.today()}."]
+    if name == "all":
+        with Index.load(out / "runs" / "default", device) as opened:
+            stage = partial(reporter.stage, total=0)
+            report = build_report(opened, dataset, splits, judge, baselines=True, stage=stage)
+        introduction += report.introduction
+        sections = [*report.sections, *sections]
+    return Page(f"Studies on {dataset.name}" if name == "all" else chosen[0].title, introduction, sections).write(
+        out if name == "all" else out / name
+    )
