@@ -17,7 +17,7 @@ LAYERS = [
     "features batches checkpoint distributed",
     "objective training indexing search judges holdout",
     "run evaluation",
-    "index baselines",
+    "index baselines expansion",
     "compare screen",
     "analysis",
     "demo",

@@ -55,12 +55,15 @@ def train(
     steps: Annotated[int | None, typer.Option(help="length of the run: steps")] = None,
     epochs: Annotated[float | None, typer.Option(help="length of the run: passes over the pairs")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on where the run was stopped")] = False,
+    more: Annotated[
+        str | None, typer.Option(metavar="PAIRS", help="further training pairs, e.g. of asi expand")
+    ] = None,
     cache: Annotated[Path | None, typer.Option(help="keep what the frozen layers compute, for other runs")] = None,
     skip_bad: SkipBad = False,
     device: Device = None,
 ) -> None:
     """Train a model on (query, document) pairs and index the documents."""
-    from asi.datasets import open_dataset
+    from asi.datasets import WithMorePairs, open_dataset
     from asi.run import train as train_run
     from asi.screen import ScreenReporter
 
@@ -71,6 +74,9 @@ def train(
     bad = bad_records(skip_bad)
     with ScreenReporter() as reporter, stop_signals() as stopping:
         dataset = open_dataset(data, bad)
+        if more is not None:
+            dataset = WithMorePairs(dataset, more, bad)
+            data = f"{data} and {more}"
         train_run(
             dataset, out, resolved, data=data, resume=resume, device=device, cache=cache,
             reporter=reporter, stopping=stopping,
@@ -237,6 +243,45 @@ def report(
             )  # fmt: skip
     report_skipped(bad)
     typer.echo(f"wrote {page}, and the same as report.md and report.json beside it")
+
+
+@app.command()
+def expand(
+    documents: Annotated[str, typer.Argument(metavar="DOCUMENTS", help="hpo, pydoc, a folder or a file")],
+    out: Annotated[Path, typer.Option(help="pairs file to write (.jsonl)")],
+    model: Annotated[
+        str | None, typer.Option(help="a generator of asi expand, or a Hugging Face seq2seq model")
+    ] = None,
+    train_on: Annotated[
+        str | None, typer.Option("--train", metavar="DATA", help="train a generator on its pairs")
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, help="queries sampled for each document")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="length of the generator's training")] = 600,
+    seed: Annotated[int, typer.Option(help="of training and sampling")] = 0,
+    skip_bad: SkipBad = False,
+    device: Device = None,
+) -> None:
+    """Write pseudo queries for documents: more training pairs for asi train --more."""
+    from asi.datasets import open_dataset, read_documents
+    from asi.distributed import choose_device
+    from asi.expansion import QueryGenerator, find_generator, train_on_pairs, write_pairs
+    from asi.screen import ScreenReporter
+
+    if (model is None) == (train_on is None):
+        raise AsiError("give either --model, a generator, or --train DATA, pairs to train one on")
+    bad = bad_records(skip_bad)
+    chosen = choose_device(device)
+    with ScreenReporter() as reporter, stop_signals() as stopping:
+        folder = out.with_suffix(".generator")
+        generator: QueryGenerator
+        if train_on is not None:
+            generator = train_on_pairs(open_dataset(train_on, bad), folder, steps, seed, chosen, reporter, stopping)
+        else:
+            generator = find_generator(model or "", chosen)
+        written = write_pairs(generator, list(read_documents(documents, bad)), out, count, seed, reporter)
+    report_skipped(bad)
+    kept = f"; the generator is in {folder}" if train_on is not None else ""
+    typer.echo(f"wrote {written} pseudo queries to {out}{kept}; train with: asi train DATA --more {out}")
 
 
 @app.command()

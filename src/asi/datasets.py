@@ -20,7 +20,7 @@ from asi.errors import DataError
 from asi.records import Document, Qrel, Query
 from asi.rows import BadRecords, Fields, Problem, optional_field, required_field
 
-__all__ = ["BadRecords", "Dataset", "open_dataset", "read_documents", "read_trec_qrels"]
+__all__ = ["BadRecords", "Dataset", "WithMorePairs", "open_dataset", "read_documents", "read_trec_qrels"]
 
 T = TypeVar("T")
 Keyed = TypeVar("Keyed", Document, Query)
@@ -74,6 +74,39 @@ def open_dataset(source: str, bad: BadRecords | None = None) -> Dataset:
 def read_documents(source: str, bad: BadRecords | None = None) -> Iterator[Document]:
     """The documents of anything that `open_dataset` opens: a file of documents will do, `-` is standard input."""
     return open_dataset(source, bad).documents()
+
+
+class WithMorePairs:
+    """A data set whose `train` has the pairs of a file too, such as pseudo queries, about documents that it has."""
+
+    def __init__(self, dataset: Dataset, source: str, bad: BadRecords | None = None) -> None:
+        self.dataset = dataset
+        self.more = open_dataset(source, bad)
+
+    @property
+    def name(self) -> str:
+        return f"{self.dataset.name} and {self.more.name}"
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return self.dataset.splits
+
+    def documents(self) -> Iterator[Document]:
+        return self.dataset.documents()
+
+    def judged(self, split: str) -> tuple[list[Query], list[Qrel]]:
+        queries, qrels = self.dataset.judged(split)
+        if split != "train":
+            return queries, qrels
+        more_queries, more_qrels = self.more.judged("train")
+        known = {document.key for document in self.documents()}
+        if unknown := next((qrel.document for qrel in more_qrels if qrel.document not in known), None):
+            raise DataError(f"{self.more.name} has pairs of the document {unknown!r}, which {self.dataset.name} lacks")
+        marked = {query.key: f"more {query.key}" for query in more_queries}
+        return (
+            queries + [Query(marked[query.key], query.text) for query in more_queries],
+            qrels + [qrel._replace(query=marked[qrel.query]) for qrel in more_qrels],
+        )
 
 
 def read_trec_qrels(path: Path, bad: BadRecords | None = None) -> Iterator[Qrel]:

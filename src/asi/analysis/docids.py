@@ -19,7 +19,6 @@ from asi.records import Docid, Document
 
 SIMILAR_PAIRS = 1000
 BUCKET_SIZES = (1, 2, 3, 5, 10, 20, 50, 100)
-COMMON_IN_ALL = 20  # of a corpus's documents, one in so many: a word that more have says nothing about a few of them
 
 
 def bucket_of(buckets: Buckets, row: int) -> NDArray[np.int64]:
@@ -106,16 +105,16 @@ class CommonWords:
         self.bags = [set(words(document.content)) for document in documents]
         self.frequency = Counter(word for bag in self.bags for word in bag)
 
-    def of(self, rows: NDArray[np.int64], most: int = 5) -> list[str]:
-        """Words in at least a third of the documents, and at least two, the most surprising first."""
+    def of(self, rows: NDArray[np.int64], least: float = 1 / 3, most: int = 5) -> list[str]:
+        """Words that at least two and `least` of the documents have, and twice as often as others; surprising first."""
         inside = Counter(word for row in rows for word in self.bags[row])
-        limit = max(2, len(self.bags) // COMMON_IN_ALL)
         lifts = {
-            word: count * np.log(count * len(self.bags) / (len(rows) * self.frequency[word]))
+            word: count * len(self.bags) / (len(rows) * self.frequency[word])
             for word, count in inside.items()
-            if count >= max(2, len(rows) / 3) and (self.frequency[word] <= limit) and len(word) > 2
+            if count >= max(2, least * len(rows)) and len(word) > 2
         }
-        return sorted(lifts, key=lambda word: (-lifts[word], word))[:most]
+        chosen = [word for word, lift in lifts.items() if lift >= 2]
+        return sorted(chosen, key=lambda word: (-inside[word] * np.log(lifts[word]), word))[:most]
 
 
 def bucket_cases(docid_map: DocidMap, common: CommonWords, count: int = 6, seed: int = 0) -> list[Case]:
@@ -175,16 +174,5 @@ def first_codes(docid_map: DocidMap, common: CommonWords, count: int = 12) -> li
             for row in rows[:: len(rows) // 4 or 1][:4]
         ]
         docids = int(np.sum(docid_map.buckets.docids[:, 0] == code))
-        found.append(FirstCode(int(code), docids, len(rows), loose_common(common, rows), examples))
+        found.append(FirstCode(int(code), docids, len(rows), common.of(rows, least=0, most=6), examples))
     return found
-
-
-def loose_common(common: CommonWords, rows: NDArray[np.int64], most: int = 6) -> list[str]:
-    """Words that are far more frequent among these documents than in the corpus, though few of them may have one."""
-    inside = Counter(word for row in rows for word in common.bags[row])
-    lifts = {
-        word: count * np.log(count * len(common.bags) / (len(rows) * common.frequency[word]))
-        for word, count in inside.items()
-        if count >= 3 and len(word) > 2
-    }
-    return sorted(lifts, key=lambda word: (-lifts[word], word))[:most]

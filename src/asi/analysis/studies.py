@@ -219,6 +219,8 @@ def variant_findings(results: Results) -> list[str]:
 
 def trend(values: Sequence[float]) -> str:
     steps = [later - earlier for earlier, later in pairwise(values)]
+    if not any(steps):
+        return "stays"
     if all(step >= 0 for step in steps):
         return "rises"
     if all(step <= 0 for step in steps):

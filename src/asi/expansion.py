@@ -1,0 +1,420 @@
+"""Query expansion: pseudo queries for documents that have few or none, as more training pairs (DocT5Query's idea).
+
+Any Hugging Face seq2seq model will do. Where none is at hand, a small generator of our own learns document -> query
+from the user's pairs: the frozen encoder reads the document, a small decoder writes the query word piece by word piece,
+and at each place it can copy a word piece of the document or take one of its own vocabulary. Queries are sampled, not
+searched for: a beam's queries are nearly alike.
+Letters: B batch, T tokens of the document, L tokens of the query, D width, d decoder width, W words of the vocabulary.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from asi.batches import Batch, TrainingPairs, TrainingTexts, contents, training_texts
+from asi.checkpoint import RunFolder, read_manifest, save_folder, write_atomically
+from asi.config import ModelConfig, TrainConfig
+from asi.datasets import Dataset
+from asi.distributed import Processes
+from asi.encoder import TextTokeniser, TokenisedTexts, find_encoder, load_encoder, load_tokeniser
+from asi.errors import ConfigError, Interrupted
+from asi.features import Features, compute_features
+from asi.model import Asi, DecoderLayer
+from asi.records import Document
+from asi.run import Reporter
+from asi.training import Listener, StepReport, Trainer, fit
+
+QUERY_TOKENS = 24
+DEFAULT_STEPS = 600
+SAMPLED_FROM = 10  # word pieces: the likeliest ones at each place
+DOCUMENTS_PER_BATCH = 128
+KIND = "query generator"
+
+Progress = Callable[[int, int], None]
+
+
+class QueryGenerator(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def generate(self, texts: Sequence[str], count: int, seed: int) -> list[list[str]]:
+        """`count` sampled queries for each text."""
+
+
+@dataclass(frozen=True)
+class GeneratorConfig:
+    encoder: str = "all-MiniLM-L6-v2"
+    max_length: int = 64  # tokens of a document
+    width: int = 256
+    layers: int = 2
+    heads: int = 4
+
+
+class CopyDecoder(nn.Module):
+    """Document states to a distribution over word pieces, by generating and by copying."""
+
+    vocabulary: Tensor  # (W,) numbers of word pieces
+
+    def __init__(self, config: GeneratorConfig, memory_width: int, vocabulary: NDArray[np.int64], pieces: int) -> None:
+        super().__init__()
+        d = config.width
+        self.embeddings = nn.Embedding(pieces, d)
+        nn.init.normal_(self.embeddings.weight, std=0.02)
+        self.positions = nn.Parameter(0.02 * torch.randn(QUERY_TOKENS + 1, d))
+        self.layers = nn.ModuleList(DecoderLayer(d, memory_width, config.heads) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(d)
+        self.output = nn.Linear(d, len(vocabulary))
+        self.copy_query = nn.Linear(d, d)
+        self.copy_key = nn.Linear(memory_width, d)
+        self.gate = nn.Linear(d, 1)
+        self.register_buffer("vocabulary", torch.from_numpy(vocabulary))
+
+    @property
+    def blocks(self) -> list[DecoderLayer]:
+        return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+
+    def forward(self, states: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+        """Decoder states (B, L, d) at every place of a query whose word pieces so far are `previous` (B, L)."""
+        hidden = self.embeddings(previous) + self.positions[: previous.size(1)]
+        for layer in self.blocks:
+            hidden = layer(hidden, layer.memory_keys_values(states), mask)
+        return self.norm(hidden)
+
+    def parts(self, hidden: Tensor, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Generating (B, L, W), copying each token of the document (B, L, T), and the share of copying (B, L, 1)."""
+        generated = self.output(hidden).softmax(-1)
+        scores = self.copy_query(hidden) @ self.copy_key(states).transpose(1, 2) / hidden.size(-1) ** 0.5
+        copied = scores.masked_fill(~mask[:, None, :], -torch.inf).softmax(-1)
+        return generated, copied, self.gate(hidden).sigmoid()
+
+    def likelihood(
+        self, hidden: Tensor, states: Tensor, mask: Tensor, source: Tensor, target: Tensor, rows: Tensor
+    ) -> Tensor:
+        """The probability (B, L) of the word pieces `target`; `rows` are their places in the vocabulary, or -1."""
+        generated, copied, share = self.parts(hidden, states, mask)
+        written = generated.gather(2, rows.clamp(min=0)[:, :, None])[:, :, 0] * (rows >= 0)
+        taken = (copied * (source[:, None, :] == target[:, :, None])).sum(-1)
+        return (1 - share[:, :, 0]) * written + share[:, :, 0] * taken
+
+    def distribution(self, hidden: Tensor, states: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+        """The probability (B, pieces) of every word piece at the last place of `hidden` (B, 1, d)."""
+        generated, copied, share = (part[:, 0] for part in self.parts(hidden, states, mask))
+        whole = torch.zeros(len(hidden), self.embeddings.num_embeddings, device=hidden.device, dtype=hidden.dtype)
+        whole[:, self.vocabulary] = (1 - share) * generated
+        return whole.scatter_add_(1, source, share * copied)
+
+
+class ExpansionPhase(NamedTuple):
+    frozen: bool = False
+
+
+class Nothing(NamedTuple):
+    """No loss here compares one pair with another."""
+
+
+class ExpansionObjective:
+    """Document to query, for the project's one training loop."""
+
+    def __init__(
+        self, model: CopyDecoder, documents: Features, queries: TokenisedTexts, pairs: TrainingPairs, lr: float
+    ) -> None:
+        self.model = model
+        self.documents = documents
+        self.queries = queries
+        self.pairs = pairs
+        self.lr = lr
+        self.rows = torch.full((model.embeddings.num_embeddings,), -1)  # word piece -> place in the vocabulary
+        self.rows[model.vocabulary] = torch.arange(len(model.vocabulary))
+
+    def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]:
+        return {"decoder": (list(self.model.parameters()), self.lr)}
+
+    def phase(self, progress: float) -> ExpansionPhase:
+        return ExpansionPhase()
+
+    def represent(self, batch: Batch) -> tuple[Nothing, tuple[Tensor, Tensor, Tensor]]:
+        return Nothing(), document_memory(self.documents, batch.documents, self.model.positions)
+
+    def batch_losses(self, representations: Nothing, batch: Batch) -> dict[str, Tensor]:
+        return {}
+
+    def generated(self, size: int, phase: ExpansionPhase) -> NDArray[np.bool_]:
+        return np.ones(size, dtype=bool)
+
+    def pair_losses(
+        self,
+        representations: Nothing,
+        memory: tuple[Tensor, Tensor, Tensor],
+        batch: Batch,
+        chosen: NDArray[np.bool_],
+        phase: ExpansionPhase,
+    ) -> dict[str, Tensor]:
+        """Negative log-likelihood of the queries, per word piece, summed over the pairs."""
+        states, mask, source = memory
+        ids, kept = (part[:, : QUERY_TOKENS + 1].to(states.device) for part in self.queries.padded(batch.queries))
+        previous, target, real = ids[:, :-1], ids[:, 1:], kept[:, 1:]
+        hidden = self.model(states, mask, previous)
+        rows = self.rows.to(states.device)[target]
+        likelihood = self.model.likelihood(hidden, states, mask, source, target, rows)
+        # A piece that can be neither written nor copied has no likelihood, and teaches nothing.
+        losses = -(likelihood.clamp(min=1e-9).log()) * (real & (likelihood > 0))
+        return {"generation": (losses.sum(1) / real.sum(1).clamp(min=1)).sum()}
+
+    def frozen_losses(self, batch: Batch, chosen: NDArray[np.bool_]) -> dict[str, Tensor]:
+        raise AssertionError("no phase of this objective is frozen")
+
+    def freeze(self) -> None:
+        raise AssertionError("no phase of this objective is frozen")
+
+    def health(self) -> None:
+        return None
+
+
+def document_memory(features: Features, rows: NDArray[np.int64], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Token states (B, T, D), mask (B, T) and token numbers (B, T) of documents."""
+    assert features.states is not None, "the documents' token states are kept"
+    places, kept = features.tokens.places(rows)
+    mask = torch.from_numpy(kept).to(like.device)
+    states = torch.from_numpy(features.states[places]).to(like.device, like.dtype) * mask[:, :, None]
+    source = torch.from_numpy(np.where(kept, features.tokens.ids[places], 0).astype(np.int64)).to(like.device)
+    return states, mask, source
+
+
+class TrainedGenerator:
+    """Our own generator: encoder, decoder and tokeniser."""
+
+    name = "our own generator"
+
+    def __init__(self, encoder: Asi, decoder: CopyDecoder, tokenise: TextTokeniser) -> None:
+        self.encoder = encoder
+        self.decoder = decoder.eval()
+        self.tokenise = tokenise
+
+    def generate(self, texts: Sequence[str], count: int, seed: int) -> list[list[str]]:
+        tokens = self.tokenise(texts)
+        found: list[list[str]] = [[] for _ in texts]
+        for number, rows in enumerate(tokens.batches(DOCUMENTS_PER_BATCH * 64)):
+            features = compute_features(self.encoder, subset(tokens, rows), keep_states=True)
+            repeated = np.repeat(np.arange(len(rows)), count)
+            memory = document_memory(features, repeated, self.decoder.positions)
+            draw = torch.Generator(device=memory[0].device).manual_seed(seed * 1_000_003 + number)
+            pieces = sample_queries(self.decoder, *memory, *self.ends(), draw)
+            written = self.tokenise.tokeniser.decode_batch(pieces.tolist(), skip_special_tokens=True)
+            for place, text in zip(rows[repeated].tolist(), written, strict=True):
+                found[place].append(" ".join(text.split()))
+        return found
+
+    def ends(self) -> tuple[int, int]:
+        """The word pieces that every text begins and ends with."""
+        empty = self.tokenise([""]).ids
+        return int(empty[0]), int(empty[-1])
+
+
+def subset(tokens: TokenisedTexts, rows: NDArray[np.int64]) -> TokenisedTexts:
+    ids = np.concatenate([tokens.ids[tokens.offsets[row] : tokens.offsets[row + 1]] for row in rows])
+    return TokenisedTexts(ids, np.append(0, np.cumsum(tokens.lengths[rows])), tokens.pad)
+
+
+@torch.inference_mode()
+def sample_queries(
+    decoder: CopyDecoder, states: Tensor, mask: Tensor, source: Tensor, start: int, end: int, draw: torch.Generator
+) -> Tensor:
+    """One sampled query for each row of the memory: word pieces (B, L), filled up with `end`."""
+    memories = [layer.memory_keys_values(states) for layer in decoder.blocks]
+    kept: list[tuple[Tensor, Tensor]] = []
+    pieces = torch.full((len(states), 1), start, device=states.device)
+    done = torch.zeros(len(states), dtype=torch.bool, device=states.device)
+    for place in range(QUERY_TOKENS):
+        hidden = decoder.embeddings(pieces[:, -1:]) + decoder.positions[place]
+        for number, layer in enumerate(decoder.blocks):
+            query, *new = (layer.split(part) for part in layer.self_projections(hidden))
+            old = kept[number] if place else (new[0][:, :, :0], new[1][:, :, :0])
+            keys, values = (torch.cat(pair, dim=2) for pair in zip(old, new, strict=True))
+            kept[number : number + 1] = [(keys, values)]
+            mixed = F.scaled_dot_product_attention(query, keys, values)
+            hidden = hidden + layer.self_out(mixed.transpose(1, 2).flatten(2))
+            hidden = layer.cross_and_inner(hidden, memories[number], mask)
+        likelihood = decoder.distribution(decoder.norm(hidden), states, mask, source)
+        best, numbers = likelihood.topk(SAMPLED_FROM, dim=-1)
+        chosen = numbers.gather(1, torch.multinomial(best, 1, generator=draw))
+        chosen[done] = end
+        pieces = torch.cat([pieces, chosen], dim=1)
+        done = done | (chosen[:, 0] == end)
+        if bool(done.all()):
+            break
+    return pieces
+
+
+class Seq2SeqGenerator:
+    """A Hugging Face encoder-decoder, such as a DocT5Query."""
+
+    def __init__(self, folder: str, device: str = "cpu") -> None:
+        try:
+            from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+        except ImportError:
+            raise ConfigError(
+                "a seq2seq model needs transformers; run: pip install 'auto-search-indexer[transformers]'"
+            ) from None
+        self.name = Path(folder).name
+        try:
+            self.tokeniser = AutoTokenizer.from_pretrained(folder)
+            self.model = AutoModelForSeq2SeqLM.from_pretrained(folder).to(device).eval()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{folder!r} is no seq2seq model: {str(error).splitlines()[0]}") from error
+
+    def generate(self, texts: Sequence[str], count: int, seed: int) -> list[list[str]]:
+        found: list[list[str]] = []
+        torch.manual_seed(seed)
+        for start in range(0, len(texts), 16):
+            part = list(texts[start : start + 16])
+            tokens = self.tokeniser(part, padding=True, truncation=True, max_length=512, return_tensors="pt")
+            with torch.inference_mode():
+                output = self.model.generate(
+                    **tokens.to(self.model.device), max_new_tokens=64, do_sample=True, top_k=10,
+                    num_return_sequences=count,
+                )  # fmt: skip
+            written = self.tokeniser.batch_decode(output, skip_special_tokens=True)
+            found += [written[i * count : (i + 1) * count] for i in range(len(part))]
+        return found
+
+
+def train_generator(
+    texts: TrainingTexts,
+    folder: Path,
+    config: GeneratorConfig,
+    train: TrainConfig,
+    *,
+    device: torch.device,
+    listener: Listener,
+    progress: Progress | None = None,
+    stopping: Callable[[], bool] = lambda: False,
+    cache: Path | None = None,
+) -> TrainedGenerator:
+    """Learn document -> query from the pairs, and save the generator in `folder`; goes on where it was stopped."""
+    if (folder / "manifest.json").exists():
+        return load_generator(folder, device)
+    torch.manual_seed(train.seed)
+    encoder, tokenise = frozen_encoder(config, device)
+    used, rows = np.unique(texts.pairs[:, 1], return_inverse=True)
+    documents = contents([texts.documents[row] for row in used])
+    features = compute_features(encoder, tokenise(documents), keep_states=True, cache=cache, progress=progress)
+    queries = tokenise(texts.queries)
+    decoder = CopyDecoder(
+        config, encoder.encoder.shape.width, np.unique(queries.ids).astype(np.int64), pieces_of(encoder)
+    )
+    pairs = TrainingPairs(np.stack([texts.pairs[:, 0], rows], axis=1), train.seed, train.batch)
+    trainer = Trainer(
+        ExpansionObjective(decoder.to(device), features, queries, pairs, train.lr), train, Processes(0, 1, device)
+    )
+    run = RunFolder(folder.with_name(f"{folder.name}.training"))
+    if not fit(trainer, train.steps or DEFAULT_STEPS, run, listener, stopping):
+        raise Interrupted(f"the state is saved in {run.checkpoints}; run the same command again to go on")
+    save_generator(folder, config, decoder)
+    shutil.rmtree(run.path, ignore_errors=True)
+    return TrainedGenerator(encoder, decoder, tokenise)
+
+
+def pieces_of(encoder: Asi) -> int:
+    return encoder.encoder.shape.vocabulary
+
+
+def frozen_encoder(config: GeneratorConfig, device: torch.device) -> tuple[Asi, TextTokeniser]:
+    source = find_encoder(config.encoder)
+    return (
+        Asi(load_encoder(source, frozen_layers=1_000), ModelConfig()).to(device),
+        load_tokeniser(source, config.max_length),
+    )
+
+
+def save_generator(folder: Path, config: GeneratorConfig, decoder: CopyDecoder) -> None:
+    weights = {name: weight.contiguous() for name, weight in decoder.state_dict().items()}
+    save_folder(
+        folder, lambda beside: save_file(weights, beside / "decoder.safetensors"), {"kind": KIND, **asdict(config)}
+    )
+
+
+def load_generator(folder: Path, device: torch.device) -> TrainedGenerator:
+    manifest = read_manifest(folder)
+    config = GeneratorConfig(**{name: manifest[name] for name in asdict(GeneratorConfig())})
+    weights = load_file(folder / "decoder.safetensors")
+    encoder, tokenise = frozen_encoder(config, device)
+    vocabulary = weights["vocabulary"].numpy()
+    decoder = CopyDecoder(config, encoder.encoder.shape.width, vocabulary, pieces_of(encoder))
+    decoder.load_state_dict(weights)
+    return TrainedGenerator(encoder, decoder.to(device), tokenise)
+
+
+def find_generator(name: str, device: torch.device) -> QueryGenerator:
+    """A folder that `train_generator` has made, or a Hugging Face seq2seq folder or name."""
+    manifest = Path(name) / "manifest.json"
+    if manifest.is_file() and json.loads(manifest.read_text(encoding="utf-8")).get("kind") == KIND:
+        return load_generator(Path(name), device)
+    return Seq2SeqGenerator(name, str(device))
+
+
+def expand(
+    generator: QueryGenerator, documents: Sequence[Document], count: int, seed: int, progress: Progress | None = None
+) -> Iterator[tuple[str, Document]]:
+    """Pseudo queries with their documents; equal ones of a document only once, empty ones not at all."""
+    for start in range(0, len(documents), DOCUMENTS_PER_BATCH):
+        part = documents[start : start + DOCUMENTS_PER_BATCH]
+        written = generator.generate(contents(part), count, seed + start)
+        for document, queries in zip(part, written, strict=True):
+            for query in dict.fromkeys(filter(None, queries)):
+                yield query, document
+        if progress is not None:
+            progress(start + len(part), len(documents))
+
+
+def write_pairs(
+    generator: QueryGenerator, documents: Sequence[Document], out: Path, count: int, seed: int, reporter: Reporter
+) -> int:
+    """Write pseudo queries as a pairs file, beside and renamed; a document's text stands in its first pair only."""
+    reporter.stage(f"writing queries with {generator.name}", len(documents))
+    lines, seen = [], set()
+    for query, document in expand(generator, documents, count, seed, lambda done, _: reporter.advance(done)):
+        is_first = document.key not in seen
+        seen.add(document.key)
+        record = {"query": query, "key": document.key, "document": document.text if is_first else ""}
+        lines.append(json.dumps(record | ({"title": document.title} if is_first else {}), ensure_ascii=False) + "\n")
+    write_atomically(out, "".join(lines))
+    return len(lines)
+
+
+def train_on_pairs(
+    dataset: Dataset,
+    folder: Path,
+    steps: int,
+    seed: int,
+    device: torch.device,
+    reporter: Reporter,
+    stopping: Callable[[], bool] = lambda: False,
+    cache: Path | None = None,
+) -> TrainedGenerator:
+    """A generator that is trained on a data set's pairs, and kept in `folder`."""
+    texts = training_texts(dataset)
+    train = TrainConfig(steps=steps, batch=64, chunk=64, lr=1e-3, seed=seed, checkpoint_every=200)
+    reporter.stage("encoding documents", len(np.unique(texts.pairs[:, 1])))
+    begun = False
+
+    def listen(report: StepReport) -> None:
+        nonlocal begun
+        if not begun:
+            reporter.stage("training a query generator", steps)
+            begun = True
+        reporter.step(report)
+
+    return train_generator(
+        texts, folder, GeneratorConfig(), train, device=device, listener=listen, stopping=stopping, cache=cache,
+        progress=lambda done, _: reporter.advance(done),
+    )  # fmt: skip

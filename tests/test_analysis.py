@@ -1,0 +1,219 @@
+"""The analyses on corpora that can be checked by hand, and the report and a study as a user runs them."""
+
+import json
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from asi.analysis import docids
+from asi.analysis.new_documents import EXISTING, NEW_CONTENT, NEW_SEMANTIC, kinds_of_documents
+from asi.analysis.pages import Figure, Page, Section, Table
+from asi.analysis.studies import STUDIES, size_findings, trend, variant_findings
+from asi.judges import EmbeddingJudge, TfidfJudge, quality_score, sampled
+from asi.metrics import Buckets, Report, docid_health, opened_buckets, opened_documents
+from asi.records import Document, Qrel, Query
+
+DOCIDS = np.array([[1, 2], [1, 2], [1, 3], [4, 2], [1, 2], [9, 9]])
+
+
+class Map:
+    """A docid map without a store."""
+
+    def __init__(self, codes, texts):
+        self.docids = np.asarray(codes)
+        self.buckets = Buckets.of(self.docids)
+        self.documents = [Document(f"d{i}", text) for i, text in enumerate(texts)]
+        self.rows = {document.key: i for i, document in enumerate(self.documents)}
+        self.health = docid_health(self.docids)
+
+    def rows_of(self, keys):
+        return [self.rows[key] for key in keys if key in self.rows]
+
+
+TEXTS = ["red apple pie", "red apple cake", "blue stone", "apple tree", "green apple red", "iron nail"]
+
+
+def test_documents_that_docids_open():
+    buckets = Buckets.of(DOCIDS)
+    opened = opened_buckets(buckets, [[(1, 2), (7, 7)], [], [(9, 9), (1, 3)]])
+    pairs = {tuple(pair) for pair in opened_documents(buckets, opened).tolist()}
+    assert pairs == {(0, 0), (0, 1), (0, 4), (2, 5), (2, 2)}
+
+
+def test_quality_is_a_mean_over_pairs_and_over_queries():
+    vectors = {"q": [1, 0], "r": [0, 1], "a": [1, 0], "b": [3, 4], "c": [0, 2]}
+    judge = EmbeddingJudge("toy", lambda texts: np.array([vectors[text] for text in texts], dtype=np.float32))
+    pairs = np.array([[0, 0], [0, 1], [0, 2], [1, 1]])  # cosines 1, .6, 0 and .8; query 2 found nothing
+    quality = quality_score(judge, ["q", "r", "q"], ["a", "b", "c"], pairs)
+    assert quality.micro == pytest.approx((1 + 0.6 + 0 + 0.8) / 4)
+    assert quality.macro == pytest.approx(((1 + 0.6 + 0) / 3 + 0.8 + 0) / 3)
+    assert quality_score(judge, ["q"], ["a"], np.empty((0, 2), dtype=np.int64))[1:] == (0, 0)
+
+
+def test_sampling_keeps_whole_queries_that_are_small_enough():
+    pairs = np.array([[0, i] for i in range(50)] + [[1, 3], [1, 4]])
+    kept = sampled(pairs, 10)
+    assert np.bincount(kept[:, 0]).tolist() == [10, 2]
+    assert len({tuple(pair) for pair in kept.tolist()}) == 12
+
+
+def test_tfidf_against_another_implementation():
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    reference = TfidfVectorizer(sublinear_tf=True, token_pattern=r"\w+")
+    documents = [*TEXTS, "apple apple apple red"]
+    d = reference.fit_transform(documents)
+    q = reference.transform(["red apple apple", "nail unknown"])
+    pairs = np.array([[i, j] for i in range(2) for j in range(len(documents))])
+    expected = (q @ d.T).toarray()[pairs[:, 0], pairs[:, 1]]
+    scores = TfidfJudge().scores(["red apple apple", "nail unknown"], documents, pairs)
+    assert scores == pytest.approx(expected, abs=1e-6)
+
+
+def test_density_counts_every_docid_and_document_once():
+    rows = docids.density(Buckets.of(np.array([[0]] * 1 + [[1]] * 2 + [[2]] * 2 + [[3]] * 7)))
+    assert [(name, count) for name, count, *_ in rows] == [("1", 1), ("2", 2), ("5 to 7", 1)]
+    assert sum(row[2] for row in rows) == pytest.approx(1)
+    assert [row[3] for row in rows] == pytest.approx([1 / 12, 4 / 12, 7 / 12])
+
+
+def test_pairs_with_one_docid_are_two_documents_of_one_bucket():
+    buckets = Buckets.of(np.random.default_rng(0).integers(0, 40, (300, 1)))
+    pairs = docids.pairs_with_one_docid(buckets, np.random.default_rng(1))
+    assert (pairs[:, 0] != pairs[:, 1]).all()
+    assert (buckets.of_document[pairs[:, 0]] == buckets.of_document[pairs[:, 1]]).all()
+    assert not len(docids.pairs_with_one_docid(Buckets.of(np.arange(5)[:, None]), np.random.default_rng(1)))
+
+
+def test_similarity_sees_that_a_bucket_is_about_one_thing():
+    draw = random.Random(0)
+    texts = [
+        f"{word} {draw.choice('abcdefgh')} {draw.choice('abcdefgh')}"
+        for word in ("apple", "stone", "river")
+        for _ in range(30)
+    ]
+    about = docids.similarity(TfidfJudge(), Map(np.repeat(np.arange(3), 30)[:, None], texts))
+    assert about.same[0] > about.random[0]
+    assert about.p_value < 1e-6
+    mixed = docids.similarity(TfidfJudge(), Map(np.tile(np.arange(3), 30)[:, None], texts))
+    assert mixed.p_value > 1e-3
+
+
+def test_cases():
+    docid_map = Map(DOCIDS, TEXTS)
+    common = docids.CommonWords(docid_map.documents)
+    [case] = docids.bucket_cases(docid_map, common, count=1)
+    assert case.docid == (1, 2)
+    assert case.size == 3
+    assert "red" in case.common
+    [group] = docids.neighbour_cases(docid_map, common, count=1)
+    assert group[0].docid == (1, 2)
+    assert {other.docid for other in group[1:]} == {(1, 3), (4, 2)}
+    first = docids.first_codes(docid_map, common)[0]
+    assert (first.code, first.docids, first.documents) == (1, 2, 4)
+
+
+class Judged:
+    def judged(self, split):
+        return [Query("q", "text")], [Qrel("q", "d0"), Qrel("q", "d3")]
+
+
+def test_new_documents_are_told_apart_by_their_docids():
+    kinds = kinds_of_documents(Judged(), Map(DOCIDS, TEXTS))
+    assert kinds == {
+        "d0": EXISTING, "d3": EXISTING, "d1": NEW_CONTENT, "d4": NEW_CONTENT, "d2": NEW_SEMANTIC, "d5": NEW_SEMANTIC,
+    }  # fmt: skip
+
+
+def test_a_page_says_the_same_three_ways(tmp_path):
+    table = Table("Things <b>", ("name", "count", "share"), [["a|b & <c>", 1234, 0.5], ["d", None, 2e-9]])
+    page = Page("Title", ["about `code`"], [Section("One", ["text"], [table], [Figure("picture", "p", "<svg/>")])])
+    file = page.write(tmp_path)
+    html = file.read_text()
+    assert "a|b &amp; &lt;c&gt;" in html
+    assert "<code>code</code>" in html
+    assert "http" not in html.replace("http://www.w3.org", "")
+    assert "| a\\|b & <c> | 1,234 | 0.500 |" in (tmp_path / "report.md").read_text()
+    [[first, second]] = json.loads((tmp_path / "report.json").read_text())["tables"].values()
+    assert first == {"name": "a|b & <c>", "count": 1234, "share": 0.5}
+    assert second["count"] is None
+    assert (tmp_path / "figures" / "p.svg").exists()
+
+
+def variant_report(r1, r10, acc, d_per_id):
+    return {
+        way: {"test": Report(docid={"R@1": r1, "R@10": r10}, acc=acc, d_per_id=d_per_id, queries=9)}
+        for way in ("beam", "constrained")
+    }
+
+
+def test_findings_follow_the_figures():
+    results = {
+        "unique": variant_report(0.4, 0.7, 0.3, 1.2),
+        "share": variant_report(0.4, 0.7, 0.3, 1.2),
+        "no-contrastive": variant_report(1, 1, 1, 900),
+        "no-reverse": variant_report(0.5, 0.8, 0.4, 1.5),
+        "no-reparameterization": variant_report(0.3, 0.6, 0.35, 1.1),
+        "random-docids": variant_report(0.1, 0.2, 0, 1.0),
+    }
+    assert all("holds here" in line for line in variant_findings(results))
+    turned = results | {"no-contrastive": results["unique"], "no-reverse": results["random-docids"]}
+    turned |= {"no-reparameterization": results["unique"], "random-docids": variant_report(0.9, 0.9, 0, 1.0)}
+    assert all("does not hold here" in line for line in variant_findings(turned))
+    assert [trend(values) for values in ([1, 2, 3], [3, 2, 1], [1, 3, 2], [3, 1, 2], [1, 1])] == [
+        "rises", "falls", "rises overall", "falls overall", "stays",
+    ]  # fmt: skip
+    by_length = {str(m): variant_report(0.5, 1 - m / 10, 0.4, 9 / m) for m in (2, 3, 4)}
+    assert ["does not" in line for line in size_findings(by_length)] == [False, True, False]
+
+
+def asi(*arguments, cwd):
+    command = [sys.executable, "-m", "asi", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+
+
+def test_report_of_a_run(run_folder, beir, tmp_path):
+    done = asi("report", run_folder, beir, "--out", "page", "--judge", "tfidf", "--baselines", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    page = json.loads((tmp_path / "page" / "report.json").read_text())
+    assert page["judge"] == "TF-IDF cosine"
+    [new] = [rows for title, rows in page["tables"].items() if title.startswith("New documents")]
+    counts = {row["group"]: row["queries"] for row in new}
+    assert counts["all"] == counts["Existing"] + counts["NewContent"] + counts["NewSemantic"]
+    assert counts["Existing"] == 42
+    assert {"asi", "asi-beam", "bm25", "encoder"} <= page["measures"].keys()
+    assert page["measures"]["asi"]["test"]["quality"]["micro"] > 0
+    unknown = asi("report", run_folder, beir, "--judge", "no/such-judge", cwd=tmp_path)
+    assert unknown.returncode == 1
+    assert len(unknown.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_study_is_resumed_and_refuses_other_settings(beir, encoder_folder, tmp_path):
+    settings = [
+        f"model.encoder={encoder_folder}",
+        "model.max_length=16",
+        "model.adapter=16",
+        "model.V=8",
+        "train.batch=32",
+    ]
+    sets = [word for setting in settings for word in ("--set", setting)]
+    command = ("study", "length", beir, "--out", "s", "--judge", "tfidf", *sets)
+    first = asi(*command, "--steps", 4, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    page = json.loads((tmp_path / "s" / "length" / "report.json").read_text())
+    [rows] = [rows for title, rows in page["tables"].items() if "test: plain beam" in title]
+    assert [row["length"] for row in rows] == list(STUDIES["length"].runs)
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "s" / "runs").glob("*/study.json")}
+    assert len(kept) == 5
+    (tmp_path / "s" / "runs" / "docid-length-4" / "study.json").unlink()
+    assert asi(*command, "--steps", 4, cwd=tmp_path).returncode == 0
+    again = {path: path.stat().st_mtime_ns for path in kept}
+    assert [path.parent.name for path in kept if again[path] != kept[path]] == ["docid-length-4"]
+    (tmp_path / "s" / "runs" / "docid-length-4" / "study.json").unlink()
+    other = asi(*command, "--steps", 5, cwd=tmp_path)
+    assert other.returncode == 1
+    assert "other settings" in other.stderr

@@ -1,0 +1,130 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from asi.datasets import WithMorePairs, open_dataset
+from asi.errors import DataError
+from asi.expansion import QUERY_TOKENS, CopyDecoder, GeneratorConfig, sample_queries
+from asi.holdout import HeldOut
+
+
+def asi(*arguments, cwd):
+    command = [sys.executable, "-m", "asi", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+
+
+@pytest.fixture
+def decoder():
+    torch.manual_seed(0)
+    return CopyDecoder(GeneratorConfig(width=16, heads=2), 8, np.array([2, 3, 5, 7]), pieces=11).eval()
+
+
+def test_writing_and_copying_share_one_probability(decoder):
+    states, source = torch.randn(3, 5, 8), torch.tensor([[2, 4, 5, 9, 3], [2, 5, 5, 3, 0], [2, 3, 0, 0, 0]])
+    mask = source > 0
+    previous = torch.tensor([[2, 5], [2, 7], [2, 3]])
+    with torch.no_grad():
+        hidden = decoder(states, mask, previous)
+        whole = decoder.distribution(hidden[:, -1:], states, mask, source)
+    assert whole.sum(1) == pytest.approx(torch.ones(3))
+    assert (whole[0] > 0).nonzero().flatten().tolist() == [2, 3, 4, 5, 7, 9]  # the vocabulary and the document's own
+    rows = torch.full((11,), -1)
+    rows[decoder.vocabulary] = torch.arange(4)
+    for piece in range(11):
+        target = torch.full((3, 1), piece)
+        with torch.no_grad():
+            alone = decoder.likelihood(hidden[:, -1:], states, mask, source, target, rows[target])
+        assert torch.allclose(alone[:, 0], whole[:, piece], atol=1e-6)
+
+
+def test_sampling_step_by_step_follows_the_whole_sequence(decoder):
+    """With only one likely piece at each place, sampling must walk the path that the whole-sequence pass prefers."""
+    states, mask = torch.randn(4, 6, 8), torch.ones(4, 6, dtype=torch.bool)
+    source = torch.tensor([[2, 4, 6, 8, 9, 3]] * 4)
+    with torch.no_grad():
+        decoder.output.weight *= 100
+        decoder.gate.bias -= 100
+    pieces = sample_queries(decoder, states, mask, source, 2, 3, torch.Generator().manual_seed(0))
+    assert pieces.shape[1] <= QUERY_TOKENS + 1
+    with torch.no_grad():
+        hidden = decoder(states, mask, pieces[:, :-1])
+        best = torch.stack(
+            [decoder.distribution(hidden[:, i : i + 1], states, mask, source).argmax(1) for i in range(hidden.size(1))],
+            1,
+        )
+    ended = (pieces[:, :-1] == 3).cummax(1).values
+    assert torch.equal(torch.where(ended, 3, best), pieces[:, 1:])
+
+
+def test_expand_and_train_with_it(beir, encoder_folder, tmp_path):
+    done = asi("expand", beir, "--train", beir, "--out", "p.jsonl", "--steps", 80, "--count", 3, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    by_key = {}
+    for record in records:
+        by_key.setdefault(record["key"], []).append(record["query"])
+    assert len(by_key) == 48  # the documents without a query too
+    assert all(1 <= len(queries) <= 3 and len(set(queries)) == len(queries) for queries in by_key.values())
+    named = [set(record["key"].split("/")) & set(record["query"].split()) for record in records]
+    assert np.mean([len(words) == 2 for words in named]) > 0.5  # it has learnt what these queries are made of
+    again = asi("expand", beir, "--model", "p.generator", "--out", "q.jsonl", "--count", 3, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "q.jsonl").read_text() == (tmp_path / "p.jsonl").read_text()
+    sets = [f"model.encoder={encoder_folder}", "model.max_length=16", "model.adapter=8", "train.batch=16"]
+    settings = [word for setting in sets for word in ("--set", setting)]
+    trained = asi("train", beir, "--more", "p.jsonl", "--out", "run", "--steps", 2, *settings, cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    assert asi("expand", beir, "--out", "x.jsonl", cwd=tmp_path).stderr.startswith("Error: give either --model")
+
+
+def test_more_pairs_join_train_and_nothing_else(beir, tmp_path):
+    (tmp_path / "more.jsonl").write_text(
+        json.dumps({"query": "crimson home", "key": "red/house", "document": "x"}) + "\n"
+    )
+    plain = open_dataset(str(beir))
+    both = WithMorePairs(plain, str(tmp_path / "more.jsonl"))
+    queries, qrels = both.judged("train")
+    assert len(queries) == len(plain.judged("train")[0]) + 1
+    assert [(q.text, r.document) for q in queries for r in qrels if r.query == q.key][-1] == (
+        "crimson home",
+        "red/house",
+    )
+    assert both.judged("test") == plain.judged("test")
+    (tmp_path / "bad.jsonl").write_text(json.dumps({"query": "a", "key": "pink/house", "document": "x"}) + "\n")
+    with pytest.raises(DataError, match="pink/house"):
+        WithMorePairs(plain, str(tmp_path / "bad.jsonl")).judged("train")
+
+
+def test_a_seq2seq_folder_writes_queries(encoder_folder, beir, tmp_path):
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+    tokeniser = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_file(str(encoder_folder / "tokenizer.json")),
+        pad_token="[PAD]",
+        eos_token="[SEP]",
+    )
+    tokeniser.save_pretrained(tmp_path / "t5")
+    config = T5Config(
+        vocab_size=len(tokeniser), d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
+        pad_token_id=0, eos_token_id=3, decoder_start_token_id=0,
+    )  # fmt: skip
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
+    done = asi("expand", beir, "--model", tmp_path / "t5", "--out", "p.jsonl", "--count", 2, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "p.jsonl").read_text().splitlines()) > 48
+
+
+def test_held_out_queries_are_not_trained_on(beir):
+    held = HeldOut(open_dataset(str(beir)))
+    parts = {split: held.judged(split) for split in held.splits}
+    queries = {split: {query.key for query in part[0]} for split, part in parts.items()}
+    documents = {split: {qrel.document for qrel in part[1]} for split, part in parts.items()}
+    assert not queries["train"] & (queries["dev"] | queries["dev_unseen"])
+    assert documents["dev"] <= documents["train"]
+    assert documents["dev_unseen"]
+    assert not documents["dev_unseen"] & documents["train"]
