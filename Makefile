@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.ready
 
-.PHONY: demo test lint bench crash-test clean
+.PHONY: demo test lint study bench crash-test clean
 
 $(SETUP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -22,6 +22,9 @@ lint: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+study: $(SETUP)
+	$(BIN)/asi study all pydoc --out runs/study
 
 crash-test: $(SETUP)
 	$(BIN)/python tests/crash_test.py --kills 200

@@ -70,6 +70,7 @@ class LossConfig:
     straight_through: bool = True  # the paper's reparameterization: L_s has a gradient into the heads
     straight_through_weight: float = 0.02  # of that gradient, once it is ramped in
     docid_gradient: float = 0.0  # share of the docid terms' gradient that goes on into x and the encoder
+    docid_dropout: float = 0.0  # of the components of x that the heads see in training
     vector: float = 1.0  # softmax over the batch on the vectors that rank the candidates
     vector_temperature: float = 0.05
     vector_dropout: float = 0.2  # of the components of the pooled vectors that this term sees
@@ -81,7 +82,8 @@ class LossConfig:
         for f in fields(self):
             require(getattr(self, f.name) >= 0, f"loss.{f.name} must not be negative, got {getattr(self, f.name)}")
         require(self.vector_temperature > 0, "loss.vector_temperature must be positive")
-        require(self.vector_dropout < 1, f"loss.vector_dropout must be less than 1, got {self.vector_dropout}")
+        for name in ("vector_dropout", "docid_dropout"):
+            require(getattr(self, name) < 1, f"loss.{name} must be less than 1, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -271,6 +273,10 @@ def parse_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
+        pass
+    try:
+        return float(text)  # .2 is no TOML, but everybody writes it
+    except ValueError:
         return text
 
 

@@ -98,10 +98,16 @@ class AsiObjective:
     def represent(self, batch: Batch) -> tuple[Representations, Encoded]:
         query = encode(self.model, self.queries, batch.queries)
         document = encode(self.model, self.documents, batch.documents)
-        share = self.config.loss.docid_gradient
-        query_logits, document_logits = (self.model.heads(partly_detached(text.x, share)) for text in (query, document))
+        query_logits = self.head_logits(query, batch.queries, batch.step)
+        document_logits = self.head_logits(document, batch.documents, batch.step)
         vectors = (self.vectors(query, batch.queries, batch.step), self.vectors(document, batch.documents, batch.step))
         return Representations(query_logits, document_logits, *vectors), query
+
+    def head_logits(self, text: Encoded, rows: NDArray[np.int64], step: int) -> Tensor:
+        x = partly_detached(text.x, self.config.loss.docid_gradient)
+        if self.config.loss.docid_dropout:
+            x = feature_dropout(x, rows, ~step, self.config.loss.docid_dropout)
+        return self.model.heads(x)
 
     def vectors(self, text: Encoded, rows: NDArray[np.int64], step: int) -> Tensor:
         """The ranking vectors, from pooled vectors with some features dropped: they must hold for new documents too."""

@@ -181,7 +181,15 @@ def similarity_section(docid_map: DocidMap, judge: Judge) -> Section:
     judges = [TfidfJudge(), *([judge] if judge.name != TfidfJudge.name else [])]
     found = [docids.similarity(by, docid_map) for by in judges]
     rows: list[list[Cell]] = [
-        [s.judge, s.pairs, plus_minus(s.random), plus_minus(s.same), f"{s.p_value:.1e}"] for s in found if s is not None
+        [
+            s.judge,
+            s.pairs,
+            plus_minus(s.random),
+            plus_minus(s.same),
+            f"{s.p_value:.1e}" if s.p_value else "below 1e-300",
+        ]
+        for s in found
+        if s is not None
     ]
     text = (
         "Cosine similarity of two documents with the same docid, and of two drawn at random: mean ± standard "

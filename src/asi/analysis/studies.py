@@ -4,19 +4,17 @@ Every run is trained for the same number of steps from the same frozen features,
 folder: a study that was stopped goes on where it was.
 """
 
-import datetime
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from asi.analysis import figures
-from asi.analysis.pages import Cell, Figure, Page, Section, Table
-from asi.analysis.report import PAPER_COLUMNS, build_report, docid_cells
+from asi.analysis.pages import Cell, Figure, Section, Table
+from asi.analysis.report import PAPER_COLUMNS, docid_cells
 from asi.checkpoint import RunFolder, write_atomically
 from asi.compare import evaluate_ways
 from asi.config import VARIANTS, Config, with_overrides
@@ -276,33 +274,5 @@ STUDIES: dict[str, Study] = {
 
 def find_study(name: str) -> Study:
     if name not in STUDIES:
-        raise ConfigError(f"unknown study {name!r}; studies are {', '.join(STUDIES)} and all")
+        raise ConfigError(f"unknown study {name!r}; studies are {', '.join(STUDIES)}, expansion and all")
     return STUDIES[name]
-
-
-def write_study(
-    name: str,
-    dataset: Dataset,
-    splits: Sequence[str],
-    config: Config,
-    judge: Judge,
-    out: Path,
-    reporter: Reporter,
-    *,
-    stopping: Callable[[], bool] = lambda: False,
-    device: str | None = None,
-) -> Path:
-    """One study as a page, or with `all` every study and the report of the run with the default settings."""
-    chosen = list(STUDIES.values()) if name == "all" else [find_study(name)]
-    shared = (dataset, splits, config, judge, out, reporter)
-    sections = [run_study(study, *shared, stopping=stopping, device=device) for study in chosen]
-    introduction = [f"`{dataset.name}`, {', '.join(splits)}, {datetime.date.today()}."]
-    if name == "all":
-        with Index.load(out / "runs" / "default", device) as opened:
-            stage = partial(reporter.stage, total=0)
-            report = build_report(opened, dataset, splits, judge, baselines=True, stage=stage)
-        introduction += report.introduction
-        sections = [*report.sections, *sections]
-    return Page(f"Studies on {dataset.name}" if name == "all" else chosen[0].title, introduction, sections).write(
-        out if name == "all" else out / name
-    )

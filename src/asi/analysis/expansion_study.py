@@ -1,0 +1,105 @@
+"""What pseudo queries give: the same run with and without them, on the data set's own documents."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from asi.analysis.pages import Cell, Section, Table
+from asi.analysis.report import PAPER_COLUMNS, docid_cells
+from asi.analysis.studies import measured_run
+from asi.baselines.lexical import LexicalRetriever
+from asi.config import Config
+from asi.datasets import Dataset, WithMorePairs
+from asi.distributed import choose_device
+from asi.evaluation import evaluate_documents
+from asi.expansion import train_on_pairs, write_pairs
+from asi.judges import Judge
+from asi.metrics import Report
+from asi.records import Document
+from asi.run import Reporter
+
+QUERIES_PER_DOCUMENT = 5
+GENERATOR_STEPS = 1000
+EXAMPLES = 8
+
+
+def expansion_section(
+    dataset: Dataset,
+    splits: Sequence[str],
+    config: Config,
+    judge: Judge,
+    out: Path,
+    reporter: Reporter,
+    *,
+    stopping: Callable[[], bool] = lambda: False,
+    device: str | None = None,
+) -> Section:
+    """Train a generator and two runs of the default settings; BM25 with and without the pseudo queries beside them."""
+    documents = list(dataset.documents())
+    file = out / "pseudo-queries.jsonl"
+    if not file.exists():
+        generator = train_on_pairs(
+            dataset, out / "generator", GENERATOR_STEPS, config.train.seed, choose_device(device), reporter, stopping,
+            out / "cache",
+        )  # fmt: skip
+        write_pairs(generator, documents, file, QUERIES_PER_DOCUMENT, config.train.seed, reporter)
+    expanded = WithMorePairs(dataset, str(file))
+    pseudo = pseudo_queries(expanded)
+    longer = [Document(d.key, f"{d.text} {' '.join(pseudo.get(d.key, []))}", d.title) for d in documents]
+    reports: dict[str, dict[str, Report]] = {}
+    for name, data, folder in (("ASI", dataset, "default"), ("ASI with pseudo queries", expanded, "expanded")):
+        reporter.message(f"Query expansion: {name}")
+        measured, _ = measured_run(
+            out / "runs" / folder, data, splits, config, judge, out / "cache", reporter, stopping, device
+        )
+        reports[name] = measured["constrained"]
+    for name, corpus in (("BM25", documents), ("BM25 with pseudo queries (DocT5Query)", longer)):
+        retriever = LexicalRetriever(corpus)
+        reports[name] = {split: evaluate_documents(retriever, *dataset.judged(split))[0] for split in splits}
+    return Section(
+        "Query expansion",
+        [expansion_text(dataset, documents)],
+        [
+            Table(
+                split,
+                ("system", *PAPER_COLUMNS, "document R@10", "document MRR@10"),
+                [expansion_row(name, by[split]) for name, by in reports.items()],
+            )
+            for split in splits
+        ]
+        + [examples_table(documents, pseudo)],
+    )
+
+
+def pseudo_queries(expanded: WithMorePairs) -> dict[str, list[str]]:
+    queries, qrels = expanded.more.judged("train")
+    texts = {query.key: query.text for query in queries}
+    found: dict[str, list[str]] = {}
+    for qrel in qrels:
+        found.setdefault(qrel.document, []).append(texts[qrel.query])
+    return found
+
+
+def expansion_text(dataset: Dataset, documents: Sequence[Document]) -> str:
+    _, qrels = dataset.judged("train")
+    return (
+        f"{len(qrels):,} training pairs for {len(documents):,} documents, of which "
+        f"{len({qrel.document for qrel in qrels}):,} have any. A generator of our own is trained on the pairs "
+        f"({GENERATOR_STEPS} steps), samples {QUERIES_PER_DOCUMENT} queries for every document of the corpus, and "
+        "these are trained on too. The documents of test_unseen have no training query, but here they have pseudo "
+        "queries."
+    )
+
+
+def expansion_row(name: str, report: Report) -> list[Cell]:
+    document = report.document or {}
+    return [name, *docid_cells(report), document.get("R@10"), document.get("MRR@10")]
+
+
+def examples_table(documents: Sequence[Document], pseudo: dict[str, list[str]]) -> Table:
+    chosen = np.random.default_rng(0).choice(len(documents), min(EXAMPLES, len(documents)), replace=False)
+    rows: list[list[Cell]] = [
+        [documents[i].title or documents[i].text[:60], "; ".join(pseudo.get(documents[i].key, [])[:3])] for i in chosen
+    ]
+    return Table("Pseudo queries of documents drawn at random", ("document", "pseudo queries"), rows)

@@ -1,0 +1,161 @@
+"""Measuring and comparing: evaluate, report, study, expand."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from asi.cli.options import (
+    AsJson,
+    Beams,
+    Device,
+    JudgeName,
+    Mode,
+    NumberOfCandidates,
+    Ranking,
+    RunPath,
+    SkipBad,
+    app,
+    bad_records,
+    report_skipped,
+    resolve_config,
+    stop_signals,
+    test_splits,
+)
+from asi.errors import AsiError
+
+
+@app.command()
+def evaluate(
+    run: RunPath,
+    data: Annotated[str, typer.Argument(metavar="DATA", help="data set with queries and judgements")],
+    split: Annotated[list[str] | None, typer.Option(help="split to evaluate; may be given several times")] = None,
+    baselines: Annotated[bool, typer.Option("--baselines", help="also BM25 and the untrained encoder")] = False,
+    mode: Mode = None,
+    ranking: Ranking = None,
+    beams: Beams = None,
+    candidates: NumberOfCandidates = None,
+    as_json: AsJson = False,
+    run_file: Annotated[Path | None, typer.Option(help="write the answers as a TREC run file")] = None,
+    skip_bad: SkipBad = False,
+    device: Device = None,
+) -> None:
+    """Measure the answers to the queries of a split."""
+    from asi.compare import evaluate_index
+    from asi.datasets import open_dataset
+    from asi.index import Index
+    from asi.metrics import report_rows
+    from asi.screen import table_text
+
+    bad = bad_records(skip_bad)
+    settings = {"mode": mode, "ranking": ranking, "beams": beams, "candidates": candidates}
+    with Index.load(run, device) as opened:
+        reports = evaluate_index(opened, open_dataset(data, bad), split or ["test"], settings, baselines, run_file)
+    report_skipped(bad)
+    if as_json:
+        typer.echo(json.dumps({s: {n: r.to_dict() for n, r in by.items()} for s, by in reports.items()}, indent=1))
+    else:
+        typer.echo(table_text(report_rows(reports)))
+
+
+@app.command()
+def report(
+    run: RunPath,
+    data: Annotated[str, typer.Argument(metavar="DATA", help="data set with queries and judgements")],
+    out: Annotated[Path, typer.Option(help="folder for report.html, report.md, report.json")] = Path("report"),
+    split: Annotated[list[str] | None, typer.Option(help="split to look at; default: all test splits")] = None,
+    judge: JudgeName = "wordllama",
+    baselines: Annotated[bool, typer.Option("--baselines", help="also BM25 and the untrained encoder")] = False,
+    skip_bad: SkipBad = False,
+    device: Device = None,
+) -> None:
+    """Write what the paper looks at as one page: measures, quality, new documents, docids and what shares them."""
+    from asi.analysis.report import write_report
+    from asi.datasets import open_dataset
+    from asi.index import Index
+    from asi.judges import find_judge
+    from asi.screen import ScreenReporter
+
+    bad = bad_records(skip_bad)
+    with ScreenReporter() as reporter:
+        dataset = open_dataset(data, bad)
+        splits = split or test_splits(dataset)
+        with Index.load(run, device) as opened:
+            page = write_report(
+                opened, dataset, splits, find_judge(judge), out, baselines=baselines,
+                stage=lambda name: reporter.stage(name, 0),
+            )  # fmt: skip
+    report_skipped(bad)
+    typer.echo(f"wrote {page}, and the same as report.md and report.json beside it")
+
+
+@app.command()
+def study(
+    name: Annotated[
+        str, typer.Argument(metavar="STUDY", help="variants, length, range, expansion, or all of them and a report")
+    ],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="data set with queries and judgements")],
+    out: Annotated[Path, typer.Option(help="folder for the runs and the page")] = Path("study"),
+    steps: Annotated[int, typer.Option(help="length of every run")] = 300,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="for every run")] = None,
+    split: Annotated[list[str] | None, typer.Option(help="split to measure; default: all test splits")] = None,
+    judge: JudgeName = "wordllama",
+    skip_bad: SkipBad = False,
+    device: Device = None,
+) -> None:
+    """Train and compare what the paper compares, and write a page. Stopped, it goes on where it was when run again."""
+    from asi.analysis.study_page import write_study
+    from asi.datasets import open_dataset
+    from asi.judges import find_judge
+    from asi.screen import ScreenReporter
+
+    config = resolve_config("small", None, None, [*(settings or []), f"train.steps={steps}"])
+    bad = bad_records(skip_bad)
+    with ScreenReporter() as reporter, stop_signals() as stopping:
+        dataset = open_dataset(data, bad)
+        splits = split or test_splits(dataset)
+        page = write_study(
+            name, dataset, splits, config, find_judge(judge), out, reporter, stopping=stopping, device=device
+        )
+    report_skipped(bad)
+    typer.echo(f"wrote {page}, and the same as report.md and report.json beside it")
+
+
+@app.command()
+def expand(
+    documents: Annotated[str, typer.Argument(metavar="DOCUMENTS", help="hpo, pydoc, a folder or a file")],
+    out: Annotated[Path, typer.Option(help="pairs file to write (.jsonl)")],
+    model: Annotated[
+        str | None, typer.Option(help="a generator of asi expand, or a Hugging Face seq2seq model")
+    ] = None,
+    train_on: Annotated[
+        str | None, typer.Option("--train", metavar="DATA", help="train a generator on its pairs")
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, help="queries sampled for each document")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="length of the generator's training")] = 600,
+    seed: Annotated[int, typer.Option(help="of training and sampling")] = 0,
+    skip_bad: SkipBad = False,
+    device: Device = None,
+) -> None:
+    """Write pseudo queries for documents: more training pairs for asi train --more."""
+    from asi.datasets import open_dataset, read_documents
+    from asi.distributed import choose_device
+    from asi.expansion import QueryGenerator, find_generator, train_on_pairs, write_pairs
+    from asi.screen import ScreenReporter
+
+    if (model is None) == (train_on is None):
+        raise AsiError("give either --model, a generator, or --train DATA, pairs to train one on")
+    bad = bad_records(skip_bad)
+    chosen = choose_device(device)
+    with ScreenReporter() as reporter, stop_signals() as stopping:
+        folder = out.with_suffix(".generator")
+        generator: QueryGenerator
+        if train_on is not None:
+            generator = train_on_pairs(open_dataset(train_on, bad), folder, steps, seed, chosen, reporter, stopping)
+        else:
+            generator = find_generator(model or "", chosen)
+        written = write_pairs(generator, list(read_documents(documents, bad)), out, count, seed, reporter)
+    report_skipped(bad)
+    kept = f"; the generator is in {folder}" if train_on is not None else ""
+    typer.echo(f"wrote {written} pseudo queries to {out}{kept}; train with: asi train DATA --more {out}")
