@@ -15,14 +15,18 @@ from pathlib import Path
 import numpy as np
 
 from asi.baselines.dense import ExactRetriever
+from asi.batches import contents
 from asi.config import Config, with_overrides
 from asi.datasets import open_dataset
 from asi.evaluation import DocidMap, judged_queries, share_of_equal_docids
+from asi.features import compute_features
 from asi.holdout import HeldOut
 from asi.index import Index
+from asi.indexing import assign
 from asi.metrics import docid_scores, document_level, relevant_keys
+from asi.ranking import unpack
+from asi.records import Hit
 from asi.run import train
-from asi.search import unit_vectors
 
 DENSE = (
     "loss.generation=0",
@@ -46,7 +50,7 @@ def ways(documents: int) -> dict[str, dict]:
     }
 
 
-def measure(index: Index, dataset: HeldOut, split: str) -> dict:
+def measure(index: Index, dataset: HeldOut, split: str, cache: Path) -> dict:
     queries, qrels = dataset.judged(split)
     judged = judged_queries(queries, qrels)[:QUERIES]
     kept = {query.key for query in judged}
@@ -66,12 +70,21 @@ def measure(index: Index, dataset: HeldOut, split: str) -> dict:
                 answers[place] = [hit for hit, _ in found]
         documents(name, answers)
     snapshot = index.store.snapshot()
-    keys = [document.key for document in index.store.documents(snapshot.numbers)]
+    stored = [document for document in index.store.documents(snapshot.numbers) if document is not None]
+    keys = [document.key for document in stored]
     x = np.empty((len(judged), index.loaded.model.encoder.shape.width), np.float32)
     for rows, query in encoded:
         x[rows] = query.x[: len(rows)].numpy()
-    exact = ExactRetriever(keys, unit_vectors(index.store.vectors(snapshot.numbers)), lambda texts: x)
-    documents("exact", exact.search([query.text for query in judged], 10))
+    texts = [query.text for query in judged]
+    tokens = index.loaded.tokenise(contents(dataset.corpus))
+    features = compute_features(index.loaded.model, tokens, keep_states=False, cache=cache)
+    vectors = assign(index.loaded.model, features)[1]
+    exact = ExactRetriever([document.key for document in dataset.corpus], vectors, lambda _: x)
+    documents("exact", exact.search(texts, 10))
+    rows = unpack(index.store.vectors(snapshot.numbers))
+    whole = x / np.linalg.norm(x, axis=1, keepdims=True) @ rows.vectors.T + rows.bias
+    best = np.argsort(-whole, axis=1, kind="stable")[:, :10]
+    documents("exact-known", [[Hit(keys[row], -float(place)) for place, row in enumerate(own)] for own in best])
     docid_map = DocidMap(index.searcher)
     relevant = [docid_map.rows_of(keys) for keys in relevant_keys(qrels).values()]
     scores = docid_scores(docid_map.buckets, index.configured(mode="constrained").docids(encoded, 10), relevant)
@@ -106,7 +119,7 @@ def main() -> None:
             with Index.load(folder) as index:
                 for split in ("dev", "dev_unseen"):
                     row = {"data": Path(data).name, "recipe": recipe, "steps": arguments.steps, "split": split}
-                    row |= {"seconds": round(seconds)} | measure(index, dataset, split)
+                    row |= {"seconds": round(seconds)} | measure(index, dataset, split, arguments.out / "cache")
                     print(json.dumps(row), flush=True)
                     with (arguments.out / "recipes.jsonl").open("a") as file:
                         file.write(json.dumps(row) + "\n")

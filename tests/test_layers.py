@@ -10,7 +10,7 @@ import asi
 SOURCE = Path(asi.__file__).parent
 
 LAYERS = [
-    "records errors arrays",
+    "records errors arrays ranking",
     "config metrics losses beam rows trec database",
     "encoder corpora store",
     "model datasets",

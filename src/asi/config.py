@@ -128,6 +128,14 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class IndexConfig:
+    known_queries: float = 0.5  # share of a document's training queries in what it is ranked by; the rest is its text
+
+    def __post_init__(self) -> None:
+        require(0 <= self.known_queries < 1, f"index.known_queries must be in [0, 1), got {self.known_queries}")
+
+
+@dataclass(frozen=True)
 class SearchConfig:
     mode: str = "constrained"
     beams: int = 10  # K: docids that are generated for a query
@@ -157,6 +165,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    index: IndexConfig = field(default_factory=IndexConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
 
 
@@ -196,6 +205,7 @@ PRESETS: dict[str, Config] = {
             straight_through_full=0.0,
             freeze_docids=1.0,
         ),
+        index=IndexConfig(known_queries=0.0),
         search=SearchConfig(mode="beam", beams=10, ranking="docid"),
     ),
 }

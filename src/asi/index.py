@@ -7,13 +7,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
+from asi.batches import contents, training_texts
 from asi.checkpoint import RunFolder, damaged_files, load_model, read_manifest
 from asi.config import SearchConfig
 from asi.datasets import Dataset
 from asi.distributed import choose_device
 from asi.errors import AsiError, StoreError
 from asi.evaluation import DocidMap, Run, evaluate_searchers
-from asi.indexing import DOCUMENTS_PER_BATCH, Added, add_documents, assign_texts, build_store
+from asi.features import Features
+from asi.indexing import DOCUMENTS_PER_BATCH, Added, CorpusFeatures, add_documents, assign_texts, build_store
 from asi.metrics import DocidHealth, Report
 from asi.records import Docid, Document, Hit
 from asi.search import Searcher
@@ -97,10 +99,16 @@ class Index:
         return DocidMap(self.searcher).health
 
 
-def rebuild(path: Path, documents: Iterable[Document], *, device: str | None = None, added: Added | None = None) -> int:
-    """Replace a run's store by one of these documents."""
+def rebuild(path: Path, dataset: Dataset, *, device: str | None = None, added: Added | None = None) -> int:
+    """Replace a run's store by one of this data set's documents, ranked by its training queries too if it has any."""
     folder = RunFolder(path)
-    return build_store(folder, load_model(folder.model, choose_device(device)), documents, added=added)
+    loaded = load_model(folder.model, choose_device(device))
+    if "train" not in dataset.splits or not loaded.config.index.known_queries:
+        return build_store(folder, loaded, dataset.documents(), added=added)
+    texts = training_texts(dataset)
+    documents, queries = (loaded.tokenise(part) for part in (contents(texts.documents), texts.queries))
+    corpus = CorpusFeatures(Features(documents, None, None), Features(queries, None, None), texts.pairs)
+    return build_store(folder, loaded, texts.documents, corpus, added)
 
 
 def delete_documents(folder: RunFolder, keys: Sequence[str], *, wait: float = 0) -> None:

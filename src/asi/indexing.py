@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from asi.checkpoint import LoadedModel, RunFolder, folder_beside, put_in_place
 from asi.encoder import TokenisedTexts
 from asi.features import Features, docids_of, encode
 from asi.model import Asi
+from asi.ranking import KnownQueries, by_text, by_text_and_queries, pack, row_width
 from asi.records import Document
 from asi.store import Store
 
@@ -20,11 +22,11 @@ TOKENS_PER_BATCH = 4096
 Added = Callable[[Sequence[Document]], None]  # called when the documents are durable
 
 
-def assign(model: Asi, features: Features) -> tuple[NDArray[np.uint16], NDArray[np.int8]]:
-    """The docids (n, m) and the ranking vectors (n, D), one byte per dimension, of all texts."""
+def assign(model: Asi, features: Features) -> tuple[NDArray[np.uint16], NDArray[np.float32]]:
+    """The docids (n, m) and the vectors (n, D) of all texts."""
     count = len(features.tokens)
     docids = np.empty((count, model.config.m), dtype=np.uint16)
-    vectors = np.empty((count, model.encoder.shape.width), dtype=np.int8)
+    vectors = np.empty((count, model.encoder.shape.width), dtype=np.float32)
     for rows in features.tokens.batches(TOKENS_PER_BATCH):
         # A batch of few rows takes another path through the matrix products: fill it up, so that a document gets
         # the same docid whatever it is added with.
@@ -33,17 +35,11 @@ def assign(model: Asi, features: Features) -> tuple[NDArray[np.uint16], NDArray[
             x = encode(model, features, filled).x
             codes = docids_of(model, features, filled, x)
         docids[rows] = codes[: len(rows)].cpu().numpy()
-        vectors[rows] = quantised(x[: len(rows)].float().cpu().numpy())
+        vectors[rows] = x[: len(rows)].float().cpu().numpy()
     return docids, vectors
 
 
-def quantised(vectors: NDArray[np.float32]) -> NDArray[np.int8]:
-    """Each vector scaled so that its largest component is 127: cosine needs no more."""
-    largest = np.maximum(np.abs(vectors).max(axis=1, keepdims=True), 1e-9)
-    return np.rint(vectors * (127 / largest)).astype(np.int8)
-
-
-def assign_texts(model: Asi, tokens: TokenisedTexts) -> tuple[NDArray[np.uint16], NDArray[np.int8]]:
+def assign_texts(model: Asi, tokens: TokenisedTexts) -> tuple[NDArray[np.uint16], NDArray[np.float32]]:
     return assign(model, Features(tokens, None, None))
 
 
@@ -64,36 +60,54 @@ def add_documents(
     count = 0
     for batch in batched(documents, size):
         docids, vectors = assign_texts(loaded.model, loaded.tokenise([document.content for document in batch]))
-        store.add(batch, docids, vectors)
+        store.add(batch, docids, pack(by_text(vectors)))
         count += len(batch)
         if added is not None:
             added(batch)
     return count
 
 
+class CorpusFeatures(NamedTuple):
+    """The documents of a corpus and its training queries, with the pairs they are in."""
+
+    documents: Features
+    queries: Features
+    pairs: NDArray[np.int64]
+
+
 def build_store(
     folder: RunFolder,
     loaded: LoadedModel,
     documents: Iterable[Document],
-    features: Features | None = None,
+    corpus: CorpusFeatures | None = None,
     added: Added | None = None,
 ) -> int:
     """Build the store of a run anew, beside the old one, and put it in its place when it is complete.
 
-    `features` are those of the same documents, if training has computed them already.
+    With `corpus`, which has the same documents in the same order, these are ranked by their training queries too.
     """
     beside = folder_beside(folder.store)
-    shape = {"m": loaded.model.config.m, "V": loaded.model.config.V, "width": loaded.model.encoder.shape.width}
+    config = loaded.model.config
+    shape = {"m": config.m, "V": config.V, "width": row_width(loaded.model.encoder.shape.width)}
     with Store.create(beside, **shape, fingerprint=loaded.fingerprint) as store, store.bulk():
-        if features is None:
+        if corpus is None:
             count = add_documents(loaded, store, documents, added)
         else:
             count = 0
-            docids, vectors = assign(loaded.model, features)
+            docids, rows = corpus_rows(loaded, corpus)
             for batch in batched(documents, DOCUMENTS_PER_BATCH):
-                store.add(batch, docids[count : count + len(batch)], vectors[count : count + len(batch)])
+                store.add(batch, docids[count : count + len(batch)], rows[count : count + len(batch)])
                 count += len(batch)
                 if added is not None:
                     added(batch)
     put_in_place(beside, folder.store)
     return count
+
+
+def corpus_rows(loaded: LoadedModel, corpus: CorpusFeatures) -> tuple[NDArray[np.uint16], NDArray[np.int8]]:
+    docids, vectors = assign(loaded.model, corpus.documents)
+    weight = loaded.config.index.known_queries
+    if not weight:
+        return docids, pack(by_text(vectors))
+    _, queries = assign(loaded.model, corpus.queries)
+    return docids, pack(by_text_and_queries(vectors, KnownQueries(queries, corpus.pairs), weight))

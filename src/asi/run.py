@@ -19,7 +19,7 @@ from asi.distributed import Processes, choose_device, joined_processes
 from asi.encoder import TextTokeniser, find_encoder, load_encoder, load_tokeniser
 from asi.errors import CheckpointError, ConfigError, Interrupted
 from asi.features import Features, compute_features
-from asi.indexing import build_store
+from asi.indexing import CorpusFeatures, build_store
 from asi.metrics import collapse_warning
 from asi.model import Asi
 from asi.objective import AsiObjective
@@ -186,7 +186,6 @@ def finish(folder: RunFolder, config: Config, prepared: Prepared, reporter: Repo
     save_model(folder.model, prepared.model, prepared.tokenise, config)
     loaded = load_model(folder.model, prepared.model.device)
     reporter.stage("indexing", len(prepared.texts.documents))
-    features = prepared.documents if prepared.documents.pooled is not None else None
     done = 0
 
     def added(batch: Any) -> None:
@@ -194,7 +193,8 @@ def finish(folder: RunFolder, config: Config, prepared: Prepared, reporter: Repo
         done += len(batch)
         reporter.advance(done)
 
-    build_store(folder, loaded, prepared.texts.documents, features, added)
+    corpus = CorpusFeatures(prepared.documents, prepared.queries, prepared.texts.pairs)
+    build_store(folder, loaded, prepared.texts.documents, corpus, added)
     shutil.rmtree(folder.cache, ignore_errors=True)
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
 

@@ -22,6 +22,7 @@ from asi.checkpoint import LoadedModel
 from asi.config import SearchConfig
 from asi.errors import ConfigError
 from asi.model import Encoded, Generation
+from asi.ranking import unpack
 from asi.records import Docid, Document, Hit
 from asi.store import Snapshot, Store
 
@@ -54,7 +55,7 @@ class View(NamedTuple):
 
     snapshot: Snapshot
     tree: PrefixTree
-    centres: Tensor | None  # (U, D) direction of each bucket's mean vector
+    centres: tuple[Tensor, Tensor] | None  # means of each bucket's vectors (U, D) and biases (U,)
 
 
 class Searcher:
@@ -74,18 +75,21 @@ class Searcher:
             self.view = View(snapshot, tree, self.bucket_centres(snapshot))
         return self.view
 
-    def bucket_centres(self, snapshot: Snapshot) -> Tensor | None:
+    def bucket_centres(self, snapshot: Snapshot) -> tuple[Tensor, Tensor] | None:
         """Needed where the list of docids is filled up and vectors may be used."""
         count, width = len(snapshot.codes), self.model.encoder.shape.width
         is_used = self.config.mode == "constrained" and self.config.ranking != "docid"
         if not is_used or not count or 4 * count * width > LARGEST_CENTRES:
             return None
-        sums = np.empty((count, width), dtype=np.float32)
+        sums, biases = np.empty((count, width), dtype=np.float32), np.empty(count, dtype=np.float32)
         for first in range(0, count, BUCKETS_AT_ONCE):
             starts = snapshot.offsets[first : first + BUCKETS_AT_ONCE + 1]
-            vectors = unit_vectors(self.store.vectors(snapshot.numbers[starts[0] : starts[-1]]))
+            vectors, bias = unpack(self.store.vectors(snapshot.numbers[starts[0] : starts[-1]]))
             sums[first : first + BUCKETS_AT_ONCE] = np.add.reduceat(vectors, starts[:-1] - starts[0], axis=0)
-        return F.normalize(torch.from_numpy(sums), dim=-1).to(self.model.device)
+            biases[first : first + BUCKETS_AT_ONCE] = np.add.reduceat(bias, starts[:-1] - starts[0])
+        sizes = np.diff(snapshot.offsets).astype(np.float32)
+        means = torch.from_numpy(sums / sizes[:, None]), torch.from_numpy(biases / sizes)
+        return means[0].to(self.model.device), means[1].to(self.model.device)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         return [[hit for hit, _ in found] for found in self.search_documents(queries, k)]
@@ -154,7 +158,8 @@ class Searcher:
         by_heads = one_pass_scores(logits.log_softmax(-1), view.snapshot)
         if view.centres is None:
             return by_heads
-        return F.normalize(query.x, dim=-1) @ view.centres.T + self.config.fill_weight * by_heads
+        vectors, biases = view.centres
+        return F.normalize(query.x, dim=-1) @ vectors.T + biases + self.config.fill_weight * by_heads
 
     def answer(self, query: "PaddedQueries", k: int) -> list[list[tuple[Hit, Document]]]:
         """Ranked hits; started over if a document that was found has been replaced or deleted meanwhile."""
@@ -180,9 +185,9 @@ class Searcher:
     def rank_scores(self, candidates: Candidates, query: "PaddedQueries") -> NDArray[np.float32]:
         if self.config.ranking == "docid":
             return candidates.score
-        vectors = unit_vectors(self.store.vectors(candidates.number))  # (n, D)
+        rows = unpack(self.store.vectors(candidates.number))
         x = F.normalize(query.x, dim=-1).cpu().numpy()
-        similarity = np.einsum("nd,nd->n", vectors, x[candidates.query])
+        similarity: NDArray[np.float32] = np.einsum("nd,nd->n", rows.vectors, x[candidates.query]) + rows.bias
         if self.config.ranking == "vector":
             return similarity
         return similarity + np.float32(self.config.docid_weight) * candidates.score
@@ -202,11 +207,6 @@ class PaddedQueries(NamedTuple):
 EncodedQueries = list[
     tuple[NDArray[np.int64], PaddedQueries]
 ]  # groups of one padded length: places in the list, queries
-
-
-def unit_vectors(vectors: NDArray[np.int8]) -> NDArray[np.float32]:
-    scaled = vectors.astype(np.float32)
-    return scaled / np.maximum(np.linalg.norm(scaled, axis=1, keepdims=True), np.float32(1e-9))
 
 
 def one_pass_scores(log_probs: Tensor, snapshot: Snapshot) -> Tensor:

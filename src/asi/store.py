@@ -28,7 +28,7 @@ from asi.database import DAMAGED, DATA, Database, Tables, Transaction, create_lm
 from asi.errors import DataError, StoreError
 from asi.records import Docid, Document
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 VECTORS = "vectors.i8"
 MAX_LENGTH = 8  # m
 MAX_CODES = 65_536  # V: a code is two bytes

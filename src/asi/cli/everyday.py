@@ -85,11 +85,11 @@ def index(
     device: Device = None,
 ) -> None:
     """Give documents docids and build the store anew."""
-    from asi.datasets import read_documents
+    from asi.datasets import open_dataset
     from asi.index import rebuild
 
     bad = bad_records(skip_bad)
-    count = rebuild(run, read_documents(documents, bad), device=device)
+    count = rebuild(run, open_dataset(documents, bad), device=device)
     report_skipped(bad)
     typer.echo(f"indexed {count} documents in {run}")
 
