@@ -58,7 +58,7 @@ def test_every_variant_is_a_setting(name):
     ("overrides", "message"),
     [
         (["train.speed=1"], r"\[train\] has no setting speed; its settings are steps, "),
-        (["trian.lr=1"], r"unknown section \[trian\]; sections are model, loss, train, search"),
+        (["trian.lr=1"], r"unknown section \[trian\]; sections are model, loss, train, index, search"),
         (["train.lr"], "section.name=value"),
         (["model.m=9"], "model.m must be from 1 to 8, got 9"),
         (["model.V=1"], "model.V must be from 2 to 65536, got 1"),

@@ -10,11 +10,11 @@ import asi
 SOURCE = Path(asi.__file__).parent
 
 LAYERS = [
-    "records errors arrays ranking",
+    "records errors arrays",
     "config metrics losses beam rows trec database",
     "encoder corpora store",
     "model datasets",
-    "features batches checkpoint distributed holdout",
+    "features batches checkpoint distributed holdout ranking",
     "objective training indexing search judges",
     "run evaluation",
     "index baselines expansion",

@@ -7,6 +7,7 @@ from asi.ranking import (
     by_text,
     by_text_and_queries,
     calibration,
+    chosen_share,
     pack,
     row_width,
     unit,
@@ -14,7 +15,7 @@ from asi.ranking import (
 )
 
 
-def test_packed_rows_keep_direction_length_and_bias():
+def test_packed_rows_keep_everything():
     draw = np.random.default_rng(0)
     vectors = draw.normal(size=(20, 384)).astype(np.float32) * draw.uniform(0.1, 9, size=(20, 1)).astype(np.float32)
     bias = draw.normal(size=20).astype(np.float32)
@@ -24,41 +25,52 @@ def test_packed_rows_keep_direction_length_and_bias():
     assert np.array_equal(rows.bias, bias)
     error = np.abs(rows.vectors - vectors) / np.abs(vectors).max(1, keepdims=True)
     assert error.max() <= 0.5 / 127 + 1e-6
-    assert not unpack(pack(by_text(np.zeros((1, 4), np.float32)))).vectors.any()
 
 
 def test_without_queries_the_score_is_the_cosine():
-    rows = by_text(np.array([[3, 4], [0, 2]], np.float32))
-    assert rows.vectors @ np.array([1, 0]) == pytest.approx([0.6, 0])
-    assert not rows.bias.any()
+    vectors, bias = by_text(np.array([[3, 4], [0, 2]], np.float32))
+    assert vectors @ np.array([1, 0]) == pytest.approx([0.6, 0])
+    assert not bias.any()
 
 
 def test_half_by_text_and_half_by_calibrated_queries():
     draw = np.random.default_rng(1)
     texts, queries = draw.normal(size=(50, 8)).astype(np.float32), draw.normal(size=(90, 8)).astype(np.float32)
     pairs = np.stack([np.arange(90), draw.integers(0, 40, 90)], axis=1)  # the last ten documents have none
-    rows = by_text_and_queries(texts, KnownQueries(queries, pairs), 0.5)
+    vectors, bias = by_text_and_queries(texts, KnownQueries(queries, pairs, None, None), 0.5)
     means = unit(np.stack([unit(queries)[pairs[pairs[:, 1] == d, 0]].sum(0) for d in range(50)]))
     has_queries = np.bincount(pairs[:, 1], minlength=50) > 0
-    slope, shift = calibration(unit(texts), means, unit(queries), pairs, has_queries, seed=0)
+    foreign = has_queries[None, :] & (np.arange(50)[None, :] != pairs[:, 1:])
+    asked = unit(queries)[pairs[:, 0]]
+    slope, shift = calibration((asked @ unit(texts).T)[foreign], (asked @ means.T)[foreign])
     x = unit(draw.normal(size=(1, 8)).astype(np.float32))[0]
     by_texts, by_queries = unit(texts) @ x, slope * (means @ x) + shift
     expected = np.where(has_queries, 0.5 * by_texts + 0.5 * by_queries, by_texts)
-    assert rows.vectors @ x + rows.bias == pytest.approx(expected, abs=1e-5)
-    assert np.array_equal(by_text_and_queries(texts, KnownQueries(queries, pairs), 0.0).vectors, by_text(texts).vectors)
+    assert vectors @ x + bias == pytest.approx(expected, abs=1e-5)
 
 
 def test_calibration_makes_both_similarities_range_alike():
-    """Queries that are all alike score high with every mean of queries; after calibration no longer."""
     draw = np.random.default_rng(2)
-    common = np.zeros(16, np.float32)
-    common[0] = 3
-    texts = unit(draw.normal(size=(300, 16)).astype(np.float32))
-    queries = unit(draw.normal(size=(300, 16)).astype(np.float32) + common)
-    pairs = np.stack([np.arange(300)] * 2, axis=1)
-    slope, shift = calibration(texts, queries, queries, pairs, np.ones(300, bool), seed=0)
-    others = ~np.eye(300, dtype=bool)
-    by_texts, by_queries = (queries @ texts.T)[others], slope * (queries @ queries.T)[others] + shift
+    with_texts, with_queries = draw.normal(0.1, 0.1, 90_000), draw.normal(0.5, 0.3, 90_000)
+    slope, shift = calibration(with_texts, with_queries)
     for share in (0.5, 0.9999):
-        assert np.quantile(by_queries, share) == pytest.approx(np.quantile(by_texts, share), abs=1e-5)
-    assert (queries @ queries.T)[others].mean() > by_texts.mean() + 0.1
+        brought = slope * np.quantile(with_queries, share) + shift
+        assert brought == pytest.approx(np.quantile(with_texts, share), abs=1e-6)
+
+
+@pytest.mark.parametrize("queries_agree", [True, False])
+def test_known_queries_count_only_where_they_foretell_the_next(queries_agree):
+    """Documents with texts that say little, and three queries each that say the same, or each something else."""
+    draw = np.random.default_rng(3)
+    topics = draw.normal(size=(200, 32))
+    texts = topics + draw.normal(scale=1.5, size=topics.shape)
+    of_document = np.repeat(np.arange(200), 3)
+    about = topics[of_document] if queries_agree else texts[of_document] + draw.normal(scale=2.0, size=(600, 32))
+    queries = about + draw.normal(scale=0.5, size=(600, 32))
+    pairs = np.stack([np.arange(600), of_document], axis=1)
+    known = KnownQueries(
+        *(part.astype(np.float32) for part in (queries,)), pairs, queries.astype(np.float32), texts.astype(np.float32)
+    )
+    share = chosen_share(known)
+    assert share >= 0.3 if queries_agree else share <= 0.1
+    assert chosen_share(known._replace(untrained=None)) == 0

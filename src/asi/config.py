@@ -129,21 +129,18 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class IndexConfig:
-    known_queries: float = 0.5  # share of a document's training queries in what it is ranked by; the rest is its text
-
-    def __post_init__(self) -> None:
-        require(0 <= self.known_queries < 1, f"index.known_queries must be in [0, 1), got {self.known_queries}")
+    known_queries: bool = True  # documents are ranked by their training queries too, as far as that helps on the data
 
 
 @dataclass(frozen=True)
 class SearchConfig:
     mode: str = "constrained"
     beams: int = 10  # K: docids that are generated for a query
-    candidates: int = 600  # documents that are ranked, at the most
-    ranking: str = "vector"  # candidates are ranked by docid score, by vector similarity, or by a weighted sum
-    docid_weight: float = 0.02  # of the docid's log-probability in that sum; the similarity has weight 1
+    candidates: int | None = None  # documents that are ranked, at the most; default: 2% of the corpus, at least 100
+    ranking: str = "vector"  # candidates are ranked by docid score, by similarity of vectors, or by a weighted sum
+    docid_weight: float = 0.005  # of the docid's log-probability in that sum; the similarity has weight 1
     fill_weight: float = (
-        0.02  # of the heads' log-probability beside the nearness of a bucket's mean vector, in constrained
+        0.01  # of the heads' log-probability beside the nearness of a bucket's mean vector, in constrained
     )
     bucket_cap: int | None = None  # documents of one bucket in an answer, at the most
 
@@ -151,7 +148,10 @@ class SearchConfig:
         require(self.mode in SEARCH_MODES, f"search.mode must be one of {', '.join(SEARCH_MODES)}, got {self.mode!r}")
         require(self.ranking in RANKINGS, f"search.ranking must be one of {', '.join(RANKINGS)}, got {self.ranking!r}")
         require(self.beams >= 1, f"search.beams must be at least 1, got {self.beams}")
-        require(self.candidates >= 1, f"search.candidates must be at least 1, got {self.candidates}")
+        require(
+            self.candidates is None or self.candidates >= 1,
+            f"search.candidates must be at least 1, got {self.candidates}",
+        )
         require(self.fill_weight >= 0, f"search.fill_weight must not be negative, got {self.fill_weight}")
         require(self.docid_weight >= 0, f"search.docid_weight must not be negative, got {self.docid_weight}")
         require(
@@ -205,7 +205,7 @@ PRESETS: dict[str, Config] = {
             straight_through_full=0.0,
             freeze_docids=1.0,
         ),
-        index=IndexConfig(known_queries=0.0),
+        index=IndexConfig(known_queries=False),
         search=SearchConfig(mode="beam", beams=10, ranking="docid"),
     ),
 }

@@ -14,7 +14,7 @@ from asi.datasets import Dataset
 from asi.distributed import choose_device
 from asi.errors import AsiError, StoreError
 from asi.evaluation import DocidMap, Run, evaluate_searchers
-from asi.features import Features
+from asi.features import compute_features
 from asi.indexing import DOCUMENTS_PER_BATCH, Added, CorpusFeatures, add_documents, assign_texts, build_store
 from asi.metrics import DocidHealth, Report
 from asi.records import Docid, Document, Hit
@@ -106,8 +106,11 @@ def rebuild(path: Path, dataset: Dataset, *, device: str | None = None, added: A
     if "train" not in dataset.splits or not loaded.config.index.known_queries:
         return build_store(folder, loaded, dataset.documents(), added=added)
     texts = training_texts(dataset)
-    documents, queries = (loaded.tokenise(part) for part in (contents(texts.documents), texts.queries))
-    corpus = CorpusFeatures(Features(documents, None, None), Features(queries, None, None), texts.pairs)
+    documents, queries = (
+        compute_features(loaded.model, loaded.tokenise(part), keep_states=False)
+        for part in (contents(texts.documents), texts.queries)
+    )
+    corpus = CorpusFeatures(documents, queries, texts.pairs)
     return build_store(folder, loaded, texts.documents, corpus, added)
 
 

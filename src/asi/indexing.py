@@ -12,7 +12,14 @@ from asi.checkpoint import LoadedModel, RunFolder, folder_beside, put_in_place
 from asi.encoder import TokenisedTexts
 from asi.features import Features, docids_of, encode
 from asi.model import Asi
-from asi.ranking import KnownQueries, by_text, by_text_and_queries, pack, row_width
+from asi.ranking import (
+    KnownQueries,
+    by_text,
+    by_text_and_queries,
+    chosen_share,
+    pack,
+    row_width,
+)
 from asi.records import Document
 from asi.store import Store
 
@@ -105,9 +112,11 @@ def build_store(
 
 
 def corpus_rows(loaded: LoadedModel, corpus: CorpusFeatures) -> tuple[NDArray[np.uint16], NDArray[np.int8]]:
+    """Docids and ranking rows of all documents of a corpus."""
     docids, vectors = assign(loaded.model, corpus.documents)
-    weight = loaded.config.index.known_queries
-    if not weight:
-        return docids, pack(by_text(vectors))
-    _, queries = assign(loaded.model, corpus.queries)
-    return docids, pack(by_text_and_queries(vectors, KnownQueries(queries, corpus.pairs), weight))
+    ranked = by_text(vectors)
+    if loaded.config.index.known_queries:
+        _, queries = assign(loaded.model, corpus.queries)
+        known = KnownQueries(queries, corpus.pairs, corpus.queries.pooled, corpus.documents.pooled)
+        ranked = by_text_and_queries(vectors, known, chosen_share(known))
+    return docids, pack(ranked)

@@ -1,10 +1,12 @@
-"""What a document is ranked by: a row of D + 8 bytes in the store.
+"""What a document is ranked by: a row of bytes in the store.
 
-A row is a vector of one byte per component, the vector's scale and a bias. The score for a query is
-scale * <vector, x> + bias, where x is the query's vector at unit length. For a document of which only the text is known
-that is the cosine of the two. A document with training queries is ranked by these too: half by the cosine with its
-text, half by the cosine with the mean of its queries. A query resembles other queries more than it resembles documents,
-so the second half is brought to the range of the first: otherwise new documents would stand behind all others.
+A row holds a vector of one byte per component, its scale and a bias. A query with the unit vector x gives the document
+the score scale * <vector, x> + bias: the cosine, if only the document's text is known.
+
+A document with training queries is ranked by these too: partly by the cosine with its text, partly by the cosine with
+the mean of its queries. A query resembles other queries more than it resembles documents, so the second part is brought
+to the range of the first: otherwise new documents would stand behind all others. How large a part depends on the data
+(synonyms of one term say the same, sentences of one text do not) and is chosen by leaving training queries out.
 Letters: N documents, M queries, D width.
 """
 
@@ -14,10 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
+Pairs = NDArray[np.int64]  # (n, 2): query row, document row
 
-EXTRA_BYTES = 8  # scale and bias, 32 bits each
-CALIBRATION_QUERIES = 1000
+SCALE_AND_BIAS = 8  # bytes: 32 bits each
+SAMPLED_QUERIES = 1000
+SIMILARITIES_AT_ONCE = 2**26
 MIDDLE, HIGH = 0.5, 0.9999  # the quantiles of the similarities that are made equal: only the highest decide a ranking
+KNOWN_SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+TOP = 10
 
 
 class RankingRows(NamedTuple):
@@ -26,11 +32,11 @@ class RankingRows(NamedTuple):
 
 
 def row_width(D: int) -> int:
-    return D + EXTRA_BYTES
+    return D + SCALE_AND_BIAS
 
 
 def pack(rows: RankingRows) -> NDArray[np.int8]:
-    """Rows as bytes (n, D + 8); each vector's largest component becomes 127."""
+    """Rows as bytes; each vector's largest component becomes 127."""
     largest = np.abs(rows.vectors).max(axis=1, keepdims=True)
     scale = np.maximum(largest, 1e-9) / np.float32(127)
     extra = np.concatenate([scale, rows.bias[:, None]], axis=1).astype(np.float32)
@@ -38,12 +44,21 @@ def pack(rows: RankingRows) -> NDArray[np.int8]:
 
 
 def unpack(stored: NDArray[np.int8]) -> RankingRows:
-    extra = np.ascontiguousarray(stored[:, -EXTRA_BYTES:]).view(np.float32)  # (n, 2)
-    return RankingRows(stored[:, :-EXTRA_BYTES].astype(np.float32) * extra[:, :1], extra[:, 1])
+    extra = np.ascontiguousarray(stored[:, -SCALE_AND_BIAS:]).view(np.float32)  # (n, 2)
+    return RankingRows(stored[:, :-SCALE_AND_BIAS].astype(np.float32) * extra[:, :1], extra[:, 1])
 
 
 def unit(vectors: Floats) -> Floats:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-9))
+
+
+class KnownQueries(NamedTuple):
+    """The training queries of a corpus: vectors to rank by, and vectors from before training to choose with."""
+
+    vectors: Floats  # (M, D)
+    pairs: Pairs
+    untrained: Floats | None  # (M, D)
+    untrained_documents: Floats | None  # (N, D)
 
 
 def by_text(vectors: Floats) -> RankingRows:
@@ -51,47 +66,74 @@ def by_text(vectors: Floats) -> RankingRows:
     return RankingRows(unit(vectors), np.zeros(len(vectors), dtype=np.float32))
 
 
-class KnownQueries(NamedTuple):
-    """Queries that are known to be answered by documents."""
-
-    vectors: Floats  # (M, D)
-    pairs: NDArray[np.int64]  # (n, 2): query row, document row
-
-
-def by_text_and_queries(vectors: Floats, known: KnownQueries, weight: float, seed: int = 0) -> RankingRows:
-    """Rows of all documents of a corpus; `weight` is the share of the known queries, for documents that have any."""
-    texts, queries = unit(vectors), unit(known.vectors)
-    sums = np.zeros_like(texts)
-    np.add.at(sums, known.pairs[:, 1], queries[known.pairs[:, 0]])
-    has_queries = np.bincount(known.pairs[:, 1], minlength=len(texts)) > 0
-    if not weight or not has_queries.any():
+def by_text_and_queries(vectors: Floats, known: KnownQueries, share: float) -> RankingRows:
+    """Rows of all documents of a corpus; `share` is that of the queries, for documents that have any."""
+    if not share:
         return by_text(vectors)
-    means = unit(sums)
-    slope, shift = calibration(texts, means, queries, known.pairs, has_queries, seed)
-    blended = (1 - weight) * texts + weight * slope * means
-    bias = np.where(has_queries, weight * shift, 0)
-    return RankingRows(np.where(has_queries[:, None], blended, texts).astype(np.float32), bias.astype(np.float32))
-
-
-def calibration(
-    texts: Floats,
-    means: Floats,
-    queries: Floats,
-    pairs: NDArray[np.int64],
-    has_queries: NDArray[np.bool_],
-    seed: int,
-) -> tuple[float, float]:
-    """Slope and shift that bring similarities with queries' means to the range of those with texts.
-
-    Measured on training queries and documents that are not theirs.
-    """
-    draw = np.random.default_rng(seed)
-    sample = pairs[draw.choice(len(pairs), min(CALIBRATION_QUERIES, len(pairs)), replace=False)]
-    others = ~(np.flatnonzero(has_queries)[None, :] == sample[:, 1:])  # (sample, documents with queries)
-    if not others.any():
-        return 1.0, 0.0
+    texts, queries = unit(vectors), unit(known.vectors)
+    sums, counts = sums_of_queries(queries, known.pairs, len(texts))
+    means, has_queries = unit(sums), counts > 0
+    sample = sampled(known.pairs, len(texts))
     asked = queries[sample[:, 0]]
-    low_text, high_text = np.quantile((asked @ texts[has_queries].T)[others], [MIDDLE, HIGH])
-    low_query, high_query = np.quantile((asked @ means[has_queries].T)[others], [MIDDLE, HIGH])
-    slope = (high_text - low_text) / max(high_query - low_query, 1e-6)
-    return float(slope), float(low_text - slope * low_query)
+    others = has_queries & (np.arange(len(texts)) != sample[:, 1:])
+    slope, shift = calibration((asked @ texts.T)[others], (asked @ means.T)[others])
+    blended = np.where(has_queries[:, None], (1 - share) * texts + share * slope * means, texts)
+    bias = np.where(has_queries, share * shift, 0)
+    return RankingRows(blended.astype(np.float32), bias.astype(np.float32))
+
+
+def sums_of_queries(queries: Floats, pairs: Pairs, documents: int) -> tuple[Floats, NDArray[np.int64]]:
+    """The sum of the vectors of each document's queries (N, D), and how many it has (N,)."""
+    sums = np.zeros((documents, queries.shape[1]), dtype=np.float32)
+    np.add.at(sums, pairs[:, 1], queries[pairs[:, 0]])
+    return sums, np.bincount(pairs[:, 1], minlength=documents)
+
+
+def sampled(pairs: Pairs, documents: int, seed: int = 0) -> Pairs:
+    """Some of the pairs: as many queries as can be compared with all documents at once."""
+    most = max(50, min(SAMPLED_QUERIES, SIMILARITIES_AT_ONCE // documents))
+    return pairs[np.sort(np.random.default_rng(seed).choice(len(pairs), min(most, len(pairs)), replace=False))]
+
+
+def calibration(with_texts: Floats, with_queries: Floats) -> tuple[float, float]:
+    """Slope and shift that bring the second similarities to the range of the first."""
+    if not len(with_texts):
+        return 1.0, 0.0
+    low, high = np.quantile(with_texts, [MIDDLE, HIGH])
+    low_query, high_query = np.quantile(with_queries, [MIDDLE, HIGH])
+    slope = (high - low) / max(high_query - low_query, 1e-6)
+    return float(slope), float(low - slope * low_query)
+
+
+def chosen_share(known: KnownQueries) -> float:
+    """The share of known queries that finds left-out training queries best, of documents that have others.
+
+    With vectors from before training, which know neither; and only a share that helps documents without any as well.
+    """
+    if known.untrained is None or known.untrained_documents is None:
+        return 0.0
+    texts, queries = unit(known.untrained_documents), unit(known.untrained)
+    sums, counts = sums_of_queries(queries, known.pairs, len(texts))
+    several = known.pairs[counts[known.pairs[:, 1]] > 1]
+    if not len(several):
+        return 0.0
+    sample = sampled(several, len(texts))
+    rows, own, asked = np.arange(len(sample)), sample[:, 1], queries[sample[:, 0]]
+    with_texts, with_queries = asked @ texts.T, asked @ unit(sums).T
+    with_queries[rows, own] = np.einsum("nd,nd->n", unit(sums[own] - asked), asked)  # by the other queries
+    others = (counts > 0) & (np.arange(len(texts)) != own[:, None])
+    slope, shift = calibration(with_texts[others], with_queries[others])
+    quality: dict[float, tuple[float, float]] = {}
+    for share in KNOWN_SHARES:
+        scores = np.where(counts > 0, (1 - share) * with_texts + share * (slope * with_queries + shift), with_texts)
+        as_known = reciprocal_rank(scores, scores[rows, own])
+        scores[rows, own] = with_texts[rows, own]
+        quality[share] = as_known, reciprocal_rank(scores, scores[rows, own])
+    harmless = [share for share in KNOWN_SHARES if quality[share][1] >= quality[0.0][1]]
+    return max(harmless, key=lambda share: quality[share][0])
+
+
+def reciprocal_rank(scores: Floats, own: Floats) -> float:
+    """MRR@10 of documents with the scores `own` (n,) among all documents' `scores` (n, N)."""
+    rank = 1 + (scores > own[:, None]).sum(axis=1)
+    return float(np.mean(np.where(rank <= TOP, 1 / rank, 0)))

@@ -30,6 +30,8 @@ QUERIES_PER_BATCH = 64
 BUCKETS_AT_ONCE = 2**15
 SMALLEST_BATCH = 4  # below this, matrix products take another path and round differently
 SCORES_AT_ONCE = 2**24  # queries x docids scored together in one-pass
+CANDIDATE_SHARE = 0.02  # of the corpus, that is ranked where no number is given
+LEAST_CANDIDATES = 100
 LARGEST_CENTRES = 2**30  # bytes; with more docids than fit in here the list is filled up by the heads alone
 
 
@@ -90,6 +92,11 @@ class Searcher:
         sizes = np.diff(snapshot.offsets).astype(np.float32)
         means = torch.from_numpy(sums / sizes[:, None]), torch.from_numpy(biases / sizes)
         return means[0].to(self.model.device), means[1].to(self.model.device)
+
+    def candidates(self, view: View, k: int) -> int:
+        """How many documents are ranked."""
+        share = max(LEAST_CANDIDATES, int(CANDIDATE_SHARE * len(view.snapshot.numbers)))
+        return max(k, self.config.candidates or share)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         return [[hit for hit, _ in found] for found in self.search_documents(queries, k)]
@@ -167,8 +174,9 @@ class Searcher:
             view = self.current_view()
             if not len(view.snapshot.codes):
                 return [[] for _ in range(query.real)]
-            docids = self.find_docids(query, view, max(k, self.config.candidates))
-            candidates = candidates_of(docids, view.snapshot, max(k, self.config.candidates))
+            count = self.candidates(view, k)
+            docids = self.find_docids(query, view, count)
+            candidates = candidates_of(docids, view.snapshot, count)
             scores = self.rank_scores(candidates, query)
             chosen = best_of_each_query(candidates, scores, k, self.config.bucket_cap, query.real)
             documents = self.store.documents(candidates.number[chosen])
