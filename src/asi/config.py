@@ -33,7 +33,7 @@ class ModelConfig:
     adapter: int = 1024  # hidden width of the residual layer on x; 0 for none
     docids: str = "learned"  # by the heads; "random" is the control: docids that depend on the text but mean nothing
     m: int = 2  # docid length
-    V: int = 256  # codes per position
+    V: int = 512  # codes per position
     shared_tokens: bool = False  # one table of code embeddings for all positions (the paper's Share) or one for each
     head_adapter: int = 1024  # hidden width of the heads' own residual layer on x; 0 for none
     logit_scale: float = 1.0  # where the learned scale of the heads' logits starts
@@ -178,6 +178,7 @@ PRESETS: dict[str, Config] = {
             frozen_layers=0,
             adapter=0,
             m=4,
+            V=256,
             head_adapter=0,
             logit_scale=8.0,
             decoder_layers=6,
