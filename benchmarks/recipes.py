@@ -26,7 +26,7 @@ from asi.indexing import assign
 from asi.metrics import docid_scores, document_level, relevant_keys
 from asi.ranking import unpack
 from asi.records import Hit
-from asi.run import train
+from asi.run import check_same_run, train
 
 DENSE = (
     "loss.generation=0",
@@ -72,7 +72,7 @@ def measure(index: Index, dataset: HeldOut, split: str, cache: Path) -> dict:
     keys = [document.key for document in stored]
     x = np.empty((len(judged), index.loaded.model.encoder.shape.width), np.float32)
     for rows, query in encoded:
-        x[rows] = query.x[: len(rows)].numpy()
+        x[rows] = query.x[: len(rows)].cpu().numpy()
     texts = [query.text for query in judged]
     tokens = index.loaded.tokenise(contents(dataset.corpus))
     features = compute_features(index.loaded.model, tokens, keep_states=False, cache=cache)
@@ -112,6 +112,7 @@ def main() -> None:
             )
             folder = arguments.out / Path(data).name / f"{name}-{arguments.steps}-{arguments.seed}"
             start = time.monotonic()
+            check_same_run(folder, config, dataset.name)
             train(dataset, folder, config, resume=True, cache=arguments.out / "cache")
             seconds = time.monotonic() - start
             with Index.load(folder) as index:

@@ -23,7 +23,7 @@ from asi.features import compute_features
 from asi.index import Index
 from asi.indexing import assign
 from asi.metrics import Report
-from asi.run import train
+from asi.run import check_same_run, train
 
 DENSE = [f"loss.{name}=0" for name in ("generation", "contrastive", "reverse", "match", "balance")]
 DENSE += ["train.freeze_docids=1", "index.known_queries=false"]
@@ -47,10 +47,13 @@ def dense_reports(folder: Path, dataset: Dataset, splits: list[str]) -> dict[str
 def results_of(data: str, out: Path, minutes: float, seed: int) -> Results:
     dataset = open_dataset(data)
     splits = [split for split in dataset.splits if split.startswith("test") and split != "test_all"]
+    if not splits:
+        raise SystemExit(f"{data} has no test split")
     config = with_overrides(Config(), [f"train.minutes={minutes}", f"train.seed={seed}"])
     folders = {name: out / Path(data).name / f"{name}-{minutes:g}-{seed}" for name in ("asi", "dense")}
-    train(dataset, folders["asi"], config, resume=True)
-    train(dataset, folders["dense"], with_overrides(config, DENSE), resume=True)
+    for name, settings in (("asi", config), ("dense", with_overrides(config, DENSE))):
+        check_same_run(folders[name], settings, dataset.name)
+        train(dataset, folders[name], settings, resume=True)
     with Index.load(folders["asi"]) as index:
         results, _ = evaluate_ways(index, dataset, splits, WAYS)
     lexical = LexicalRetriever(dataset.documents())
@@ -113,7 +116,7 @@ def main() -> None:
         notes += [f"{Path(data).name}: {line}" for line in goals(found[0])]
         if arguments.seeds > 1:
             for split in found[0]["asi"]:
-                spread = np.std([results["asi"][split].document["MRR@10"] for results in found])
+                spread = np.std([results["asi"][split].document["MRR@10"] for results in found], ddof=1)
                 line = f"deviation of MRR@10 under .01: {verdict(spread < 0.01)} ({spread:.4f})"
                 notes.append(f"{Path(data).name}: {split}: {line}")
         (arguments.out / "results.json").write_text(json.dumps(kept, indent=1))

@@ -47,10 +47,10 @@ def test_quality_is_a_mean_over_pairs_and_over_queries():
     vectors = {"q": [1, 0], "r": [0, 1], "a": [1, 0], "b": [3, 4], "c": [0, 2]}
     judge = EmbeddingJudge("toy", lambda texts: np.array([vectors[text] for text in texts], dtype=np.float32))
     pairs = np.array([[0, 0], [0, 1], [0, 2], [1, 1]])  # cosines 1, .6, 0 and .8; query 2 found nothing
-    quality = quality_score(judge, ["q", "r", "q"], ["a", "b", "c"], pairs)
+    quality = quality_score(judge, ["q", "r", "q"], ["a", "b", "c"], [pairs[:3], pairs[3:]])
     assert quality.micro == pytest.approx((1 + 0.6 + 0 + 0.8) / 4)
     assert quality.macro == pytest.approx(((1 + 0.6 + 0) / 3 + 0.8 + 0) / 3)
-    assert quality_score(judge, ["q"], ["a"], np.empty((0, 2), dtype=np.int64))[1:] == (0, 0)
+    assert quality_score(judge, ["q"], ["a"], [np.empty((0, 2), dtype=np.int64)])[1:] == (0, 0)
 
 
 def test_sampling_keeps_whole_queries_that_are_small_enough():
@@ -58,6 +58,18 @@ def test_sampling_keeps_whole_queries_that_are_small_enough():
     kept = sampled(pairs, 10)
     assert np.bincount(kept[:, 0]).tolist() == [10, 2]
     assert len({tuple(pair) for pair in kept.tolist()}) == 12
+
+
+def test_sampling_does_not_change_how_much_a_query_weighs():
+    judge = EmbeddingJudge("toy", lambda texts: np.array([[len(text), 1] for text in texts], dtype=np.float32))
+    judge.documents_per_query = 5
+    pairs = np.array([[0, 0]] * 40 + [[1, 1]])  # all alike, so that the sample can't matter
+    quality = quality_score(judge, ["", "aaaa"], ["", "aaaa"], [pairs])
+    assert quality.micro == pytest.approx(1)
+    other = quality_score(judge, ["aaaa", ""], ["", "aaaa"], [np.array([[0, 0]] * 40 + [[1, 0]])])
+    cosine = 1 / np.sqrt(17)
+    assert other.micro == pytest.approx((40 * cosine + 1) / 41, rel=1e-5)
+    assert other.macro == pytest.approx((cosine + 1) / 2, rel=1e-5)
 
 
 def test_tfidf_against_another_implementation():
@@ -213,7 +225,6 @@ def test_a_study_is_resumed_and_refuses_other_settings(beir, encoder_folder, tmp
     assert asi(*command, "--steps", 4, cwd=tmp_path).returncode == 0
     again = {path: path.stat().st_mtime_ns for path in kept}
     assert [path.parent.name for path in kept if again[path] != kept[path]] == ["docid-length-4"]
-    (tmp_path / "s" / "runs" / "docid-length-4" / "study.json").unlink()
     other = asi(*command, "--steps", 5, cwd=tmp_path)
     assert other.returncode == 1
     assert "other settings" in other.stderr

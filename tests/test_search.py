@@ -1,5 +1,6 @@
 import shutil
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from asi.errors import ConfigError
 from asi.index import Index
 from asi.ranking import unpack
 from asi.records import Document
-from asi.search import Candidates, Searcher, best_of_each_query, one_pass
+from asi.search import Candidates, Docids, Searcher, best_of_each_query, candidates_of, one_pass
 from asi.store import Store
 
 QUERIES = [
@@ -144,3 +145,18 @@ def test_no_queries_and_bad_k(index):
     assert index.search([], k=5) == []
     with pytest.raises(ConfigError, match="k must be at least 1, got 0"):
         index.search(["red"], k=0)
+
+
+def test_a_bucket_is_a_candidate_whole_or_not_at_all():
+    codes = np.arange(4)[:, None].astype(np.uint16)
+    snapshot = SimpleNamespace(offsets=np.array([0, 5, 8, 9, 20]), numbers=np.arange(100, 120), codes=codes)
+    docids = Docids(np.array([[0, 1, 2, 3], [3, 2, 1, 0]]), np.zeros((2, 4), np.float32), np.zeros((2, 4, 1), np.int64))
+
+    def sizes(**limits):
+        found = candidates_of(docids, snapshot, **limits)
+        return [np.unique(found.row[found.query == q]).tolist() for q in (0, 1)]
+
+    assert sizes(limit=8, least=1) == [[0, 1], [3]]  # the fullest bucket is too large, but first
+    assert sizes(limit=8, least=12) == [[0, 1, 2, 3], [2, 3]]  # so many documents must be there
+    assert sizes(limit=8, least=3, bucket_cap=1) == [[0, 1, 2], [1, 2, 3]]  # of which one in each bucket is shown
+    assert sizes(limit=100, least=1) == [[0, 1, 2, 3]] * 2

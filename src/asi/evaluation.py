@@ -25,6 +25,7 @@ from asi.search import Searcher
 
 QUERIES_PER_CALL = 32
 QUERIES_ENCODED_AT_ONCE = 1024
+QUERIES_JUDGED_AT_ONCE = 64
 DEPTH = 10  # docids and documents that the measures look at
 
 Run = dict[str, list[Hit]]
@@ -63,7 +64,9 @@ class DocidMap:
         stored = list(searcher.store.stored_documents())
         self.rows = {item.document.key: row for row, item in enumerate(stored)}
         self.documents = [item.document for item in stored]
-        self.docids: NDArray[np.int64] = np.array([item.docid for item in stored], dtype=np.int64)
+        self.docids: NDArray[np.int64] = np.array([item.docid for item in stored], dtype=np.int64).reshape(
+            len(stored), searcher.model.config.m
+        )
         self.buckets = Buckets.of(self.docids)
         self.health: DocidHealth = docid_health(self.docids)
 
@@ -110,8 +113,12 @@ def quality_of_docids(
     judge: Judge, queries: Sequence[str], docids: Sequence[Sequence[Docid]], docid_map: DocidMap
 ) -> Quality:
     """Mi-QS and Ma-QS of the documents that each query's docids open."""
-    pairs = opened_documents(docid_map.buckets, opened_buckets(docid_map.buckets, docids))
-    return quality_score(judge, queries, [document.content for document in docid_map.documents], pairs)
+    opened = opened_buckets(docid_map.buckets, docids)  # (Q, TOP)
+    parts = (
+        opened_documents(docid_map.buckets, opened[start : start + QUERIES_JUDGED_AT_ONCE]) + np.array([start, 0])
+        for start in range(0, len(opened), QUERIES_JUDGED_AT_ONCE)
+    )
+    return quality_score(judge, queries, [document.content for document in docid_map.documents], parts)
 
 
 def share_of_equal_docids(own: NDArray[np.int64], docids: NDArray[np.int64], relevant: list[list[int]]) -> float | None:

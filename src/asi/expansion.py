@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -134,7 +134,7 @@ class ExpansionObjective:
         self.pairs = pairs
         self.lr = lr
         self.rows = torch.full((model.embeddings.num_embeddings,), -1)  # word piece -> place in the vocabulary
-        self.rows[model.vocabulary] = torch.arange(len(model.vocabulary))
+        self.rows[model.vocabulary.cpu()] = torch.arange(len(model.vocabulary))
 
     def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]:
         return {"decoder": (list(self.model.parameters()), self.lr)}
@@ -290,6 +290,7 @@ class Seq2SeqGenerator:
 
 def train_generator(
     texts: TrainingTexts,
+    data: str,
     folder: Path,
     config: GeneratorConfig,
     train: TrainConfig,
@@ -301,8 +302,16 @@ def train_generator(
     cache: Path | None = None,
 ) -> TrainedGenerator:
     """Learn document -> query from the pairs, and save the generator in `folder`; goes on where it was stopped."""
+    origin = {"data": data, "steps": train.steps, "seed": train.seed}
+    run = RunFolder(folder.with_name(f"{folder.name}.training"))
     if (folder / "manifest.json").exists():
+        if read_manifest(folder).get("origin") != origin:
+            raise ConfigError(f"{folder} was trained on other data or for another length; choose another --out")
         return load_generator(folder, device)
+    if run.run.exists() and json.loads(run.run.read_text(encoding="utf-8")) != origin:
+        raise ConfigError(f"{run.path} belongs to another training; delete it, or choose another --out")
+    run.path.mkdir(parents=True, exist_ok=True)
+    write_atomically(run.run, json.dumps(origin))
     torch.manual_seed(train.seed)
     encoder, tokenise = frozen_encoder(config, device)
     used, rows = np.unique(texts.pairs[:, 1], return_inverse=True)
@@ -316,10 +325,9 @@ def train_generator(
     trainer = Trainer(
         ExpansionObjective(decoder.to(device), features, queries, pairs, train.lr), train, Processes(0, 1, device)
     )
-    run = RunFolder(folder.with_name(f"{folder.name}.training"))
     if not fit(trainer, train.steps or DEFAULT_STEPS, run, listener, stopping):
         raise Interrupted(f"the state is saved in {run.checkpoints}; run the same command again to go on")
-    save_generator(folder, config, decoder)
+    save_generator(folder, config, decoder, origin)
     shutil.rmtree(run.path, ignore_errors=True)
     return TrainedGenerator(encoder, decoder, tokenise)
 
@@ -336,11 +344,10 @@ def frozen_encoder(config: GeneratorConfig, device: torch.device) -> tuple[Asi, 
     )
 
 
-def save_generator(folder: Path, config: GeneratorConfig, decoder: CopyDecoder) -> None:
+def save_generator(folder: Path, config: GeneratorConfig, decoder: CopyDecoder, origin: dict[str, Any]) -> None:
     weights = {name: weight.contiguous() for name, weight in decoder.state_dict().items()}
-    save_folder(
-        folder, lambda beside: save_file(weights, beside / "decoder.safetensors"), {"kind": KIND, **asdict(config)}
-    )
+    manifest = {"kind": KIND, **asdict(config), "origin": origin}
+    save_folder(folder, lambda beside: save_file(weights, beside / "decoder.safetensors"), manifest)
 
 
 def load_generator(folder: Path, device: torch.device) -> TrainedGenerator:
@@ -370,7 +377,7 @@ def expand(
         part = documents[start : start + DOCUMENTS_PER_BATCH]
         written = generator.generate(contents(part), count, seed + start)
         for document, queries in zip(part, written, strict=True):
-            for query in dict.fromkeys(filter(None, queries)):
+            for query in dict.fromkeys(filter(None, map(str.strip, queries))):
                 yield query, document
         if progress is not None:
             progress(start + len(part), len(documents))
@@ -380,6 +387,7 @@ def write_pairs(
     generator: QueryGenerator, documents: Sequence[Document], out: Path, count: int, seed: int, reporter: Reporter
 ) -> int:
     """Write pseudo queries as a pairs file, beside and renamed; a document's text stands in its first pair only."""
+    out.parent.mkdir(parents=True, exist_ok=True)
     reporter.stage(f"writing queries with {generator.name}", len(documents))
     lines, seen = [], set()
     for query, document in expand(generator, documents, count, seed, lambda done, _: reporter.advance(done)):
@@ -415,6 +423,6 @@ def train_on_pairs(
         reporter.step(report)
 
     return train_generator(
-        texts, folder, GeneratorConfig(), train, device=device, listener=listen, stopping=stopping, cache=cache,
-        progress=lambda done, _: reporter.advance(done),
+        texts, dataset.name, folder, GeneratorConfig(), train, device=device, listener=listen, stopping=stopping,
+        cache=cache, progress=lambda done, _: reporter.advance(done),
     )  # fmt: skip

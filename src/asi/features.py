@@ -4,6 +4,8 @@ With a wholly frozen encoder a document is one vector, so that training costs mi
 """
 
 import hashlib
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +19,6 @@ from asi.encoder import TokenisedTexts
 from asi.model import Asi, Encoded
 
 TOKENS_PER_BATCH = 4096
-COMPLETE = "complete"  # the file that is written last: its existence means that the arrays are whole
 Progress = Callable[[int, int], None]  # texts done, texts in all
 
 
@@ -44,7 +45,7 @@ def compute_features(
     if not frozen and not keep_states:
         return Features(tokens, None, None)
     place = cache / cache_key(model, tokens, frozen, keep_states) if cache is not None else None
-    if place is not None and (place / COMPLETE).exists():
+    if place is not None and place.exists():
         return read_cache(place, tokens, frozen, keep_states)
     width = model.encoder.shape.width
     pooled = np.empty((len(tokens), width), dtype=np.float32) if frozen else None
@@ -125,8 +126,12 @@ def read_cache(place: Path, tokens: TokenisedTexts, pooled: bool, states: bool) 
 
 
 def write_cache(place: Path, features: Features) -> None:
-    place.mkdir(parents=True, exist_ok=True)
+    beside = place.with_name(f".{place.name}.{os.getpid()}")
+    beside.mkdir(parents=True, exist_ok=True)
     for name in ("pooled", "states"):
         if (array := getattr(features, name)) is not None:
-            np.save(place / f"{name}.npy", array)
-    (place / COMPLETE).touch()
+            np.save(beside / f"{name}.npy", array)
+    if place.exists():  # another process was faster: the same content
+        shutil.rmtree(beside)
+    else:
+        beside.rename(place)

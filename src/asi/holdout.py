@@ -1,6 +1,6 @@
 """Part of a data set's training pairs held out for choices, so that its test splits are looked at only in the end."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from asi.corpora import chance, normalised
@@ -48,9 +48,10 @@ class HeldOut:
 def held_out(
     corpus: list[Document], queries: list[Query], qrels: list[Qrel], *, draw_dev: bool
 ) -> dict[str, list[Qrel]]:
-    """The training judgements cut into three splits; a query that is held out is in no other split."""
+    """The training judgements cut into three splits; only queries with one relevant document are held out."""
     words = {document.key: set(normalised(document.content).split()) for document in corpus}
     texts = {query.key: normalised(query.text).split() for query in queries}
+    answers = Counter(qrel.query for qrel in qrels)
     by_document: dict[str, list[Qrel]] = defaultdict(list)
     for qrel in qrels:
         by_document[qrel.document].append(qrel)
@@ -61,14 +62,13 @@ def held_out(
 
     splits: dict[str, list[Qrel]] = {"train": [], "dev": [], "dev_unseen": []}
     for key, own in by_document.items():
-        if chance("held out unseen", key) < UNSEEN_SHARE:
-            splits["dev_unseen"].append(min(own, key=shared))
-        elif draw_dev and len(own) > 1 and chance("held out", key) < DEV_SHARE:
-            hardest = min(own, key=shared)
+        alone = [qrel for qrel in own if answers[qrel.query] == 1]  # a query with other answers may be trained on
+        if alone and chance("held out unseen", key) < UNSEEN_SHARE:
+            splits["dev_unseen"].append(min(alone, key=shared))
+        elif alone and draw_dev and len(own) > 1 and chance("held out", key) < DEV_SHARE:
+            hardest = min(alone, key=shared)
             splits["dev"].append(hardest)
             splits["train"] += [qrel for qrel in own if qrel != hardest]
         else:
             splits["train"] += own
-    taken = {qrel.query for split in ("dev", "dev_unseen") for qrel in splits[split]}
-    splits["train"] = [qrel for qrel in splits["train"] if qrel.query not in taken]
     return splits

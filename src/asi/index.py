@@ -12,7 +12,7 @@ from asi.checkpoint import RunFolder, damaged_files, load_model, read_manifest
 from asi.config import SearchConfig
 from asi.datasets import Dataset
 from asi.distributed import choose_device
-from asi.errors import AsiError, StoreError
+from asi.errors import AsiError, DataError, StoreError
 from asi.evaluation import DocidMap, Run, evaluate_searchers
 from asi.features import compute_features
 from asi.indexing import DOCUMENTS_PER_BATCH, Added, CorpusFeatures, add_documents, assign_texts, build_store
@@ -32,6 +32,7 @@ class Index:
         self.loaded = load_model(folder.model, choose_device(device))
         self.store = Store.open(folder.store, fingerprint=self.loaded.fingerprint)
         self.searcher = Searcher(self.loaded, self.store)
+        self.searchers = {self.searcher.config: self.searcher}
 
     @classmethod
     def load(cls, path: str | Path, device: str | None = None) -> Self:
@@ -74,7 +75,9 @@ class Index:
     def configured(self, **settings: Any) -> Searcher:
         """A searcher with other search settings: mode, beams, candidates, ranking, docid_weight, bucket_cap."""
         config: SearchConfig = replace(self.searcher.config, **{k: v for k, v in settings.items() if v is not None})
-        return Searcher(self.loaded, self.store, config)
+        if config not in self.searchers:  # kept, because each has its own view of the store
+            self.searchers[config] = Searcher(self.loaded, self.store, config)
+        return self.searchers[config]
 
     def search(self, queries: Sequence[str], k: int = 10, **settings: Any) -> list[list[Hit]]:
         searcher = self.configured(**settings) if settings else self.searcher
@@ -105,7 +108,10 @@ def rebuild(path: Path, dataset: Dataset, *, device: str | None = None, added: A
     loaded = load_model(folder.model, choose_device(device))
     if "train" not in dataset.splits or not loaded.config.index.known_queries:
         return build_store(folder, loaded, dataset.documents(), added=added)
-    texts = training_texts(dataset)
+    try:
+        texts = training_texts(dataset)
+    except DataError:  # too few pairs to train on, but documents all the same
+        return build_store(folder, loaded, dataset.documents(), added=added)
     documents, queries = (
         compute_features(loaded.model, loaded.tokenise(part), keep_states=False)
         for part in (contents(texts.documents), texts.queries)

@@ -115,7 +115,7 @@ def corpus_rows(loaded: LoadedModel, corpus: CorpusFeatures) -> tuple[NDArray[np
     """Docids and ranking rows of all documents of a corpus."""
     docids, vectors = assign(loaded.model, corpus.documents)
     ranked = by_text(vectors)
-    if loaded.config.index.known_queries:
+    if loaded.config.index.known_queries and corpus.documents.pooled is not None:
         _, queries = assign(loaded.model, corpus.queries)
         known = KnownQueries(queries, corpus.pairs, corpus.queries.pooled, corpus.documents.pooled)
         ranked = by_text_and_queries(vectors, known, chosen_share(known))

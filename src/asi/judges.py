@@ -7,7 +7,7 @@ pairs; the name stands in every table.
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -25,8 +25,8 @@ Pairs = NDArray[np.int64]  # (n, 2): rows of queries, rows of documents
 Floats = NDArray[np.float32]
 
 PAIRS_AT_ONCE = 2**16
+MANY_DOCUMENTS = 1000  # of a query: collapsed docids open the whole corpus
 CROSS_ENCODER_DOCUMENTS = 20  # of a query, drawn at random if it has more: a cross-encoder takes milliseconds for each
-BUILT_IN = ("wordllama", "tfidf")
 
 
 class Judge(Protocol):
@@ -34,11 +34,11 @@ class Judge(Protocol):
     def name(self) -> str: ...
 
     @property
-    def documents_per_query(self) -> int | None:
-        """More than so many are sampled; None for no limit."""
+    def documents_per_query(self) -> int:
+        """More than so many are sampled."""
 
     def scores(self, queries: Sequence[str], documents: Sequence[str], pairs: Pairs) -> Floats:
-        """How well each pair fits (n,), higher is better."""
+        """How well each pair fits (n,), higher is better; `documents` are the whole corpus."""
 
 
 class Quality(NamedTuple):
@@ -49,17 +49,20 @@ class Quality(NamedTuple):
     macro: float
 
 
-def quality_score(judge: Judge, queries: Sequence[str], documents: Sequence[str], pairs: Pairs) -> Quality:
-    """`pairs` are all retrieved documents of all queries, in the order of the queries."""
-    if judge.documents_per_query is not None:
-        pairs = sampled(pairs, judge.documents_per_query)
-    if not len(pairs):
-        return Quality(judge.name, 0.0, 0.0)
-    used, rows = np.unique(pairs[:, 1], return_inverse=True)
-    scores = judge.scores(queries, [documents[row] for row in used], np.stack([pairs[:, 0], rows], axis=1))
-    counts = np.bincount(pairs[:, 0], minlength=len(queries))
-    means = np.bincount(pairs[:, 0], weights=scores, minlength=len(queries)) / np.maximum(counts, 1)
-    return Quality(judge.name, float(scores.mean()), float(means.mean()))
+def quality_score(judge: Judge, queries: Sequence[str], documents: Sequence[str], parts: Iterable[Pairs]) -> Quality:
+    """`parts` hold all retrieved documents of all queries; a query's are in one part."""
+    sums: NDArray[Any] = np.zeros(len(queries))
+    counts = np.zeros(len(queries), dtype=np.int64)
+    kept = []
+    for pairs in parts:
+        counts += np.bincount(pairs[:, 0], minlength=len(queries))
+        kept.append(sampled(pairs, judge.documents_per_query))
+    chosen = np.concatenate([np.empty((0, 2), dtype=np.int64), *kept])
+    if len(chosen):
+        scores = judge.scores(queries, documents, chosen)
+        sums = np.bincount(chosen[:, 0], weights=scores, minlength=len(queries))
+    means = sums / np.maximum(np.bincount(chosen[:, 0], minlength=len(queries)), 1)
+    return Quality(judge.name, float((means * counts).sum() / max(counts.sum(), 1)), float(means.mean()))
 
 
 def sampled(pairs: Pairs, most: int, seed: int = 0) -> Pairs:
@@ -73,14 +76,16 @@ def sampled(pairs: Pairs, most: int, seed: int = 0) -> Pairs:
 class EmbeddingJudge:
     """The cosine of two vectors."""
 
-    documents_per_query: int | None = None
+    documents_per_query = MANY_DOCUMENTS
 
     def __init__(self, name: str, embed: Callable[[Sequence[str]], Floats]) -> None:
         self.name = name
         self.embed = embed
 
     def scores(self, queries: Sequence[str], documents: Sequence[str], pairs: Pairs) -> Floats:
-        q, d = unit(self.embed(queries)), unit(self.embed(documents))
+        used, rows = np.unique(pairs[:, 1], return_inverse=True)
+        q, d = unit(self.embed(queries)), unit(self.embed([documents[row] for row in used]))
+        pairs = np.stack([pairs[:, 0], rows], axis=1)
         found = np.empty(len(pairs), dtype=np.float32)
         for start in range(0, len(pairs), PAIRS_AT_ONCE):
             part = pairs[start : start + PAIRS_AT_ONCE]
@@ -93,10 +98,10 @@ def unit(vectors: Floats) -> Floats:
 
 
 class TfidfJudge:
-    """The cosine of TF-IDF vectors; word frequencies from the documents that are judged."""
+    """The cosine of TF-IDF vectors; word frequencies from the whole corpus."""
 
     name = "TF-IDF cosine"
-    documents_per_query: int | None = None
+    documents_per_query = MANY_DOCUMENTS
 
     def scores(self, queries: Sequence[str], documents: Sequence[str], pairs: Pairs) -> Floats:
         vectoriser = Tfidf(documents)
@@ -138,16 +143,16 @@ def words(text: str) -> list[str]:
 class CrossEncoderJudge:
     """A Hugging Face model that reads query and document together; a single logit is squashed to (0, 1)."""
 
-    documents_per_query: int | None = CROSS_ENCODER_DOCUMENTS
+    documents_per_query = CROSS_ENCODER_DOCUMENTS
 
-    def __init__(self, folder: str, device: Any = "cpu") -> None:
+    def __init__(self, name: str, folder: str, device: Any = "cpu") -> None:
         try:
             from transformers import AutoModelForSequenceClassification, AutoTokenizer
         except ImportError:
             raise ConfigError(
                 "a cross-encoder needs transformers; run: pip install 'auto-search-indexer[transformers]'"
             ) from None
-        self.name = f"{Path(folder).name}, {self.documents_per_query} documents a query at most"
+        self.name = f"{Path(name).name}, {self.documents_per_query} documents a query at most"
         self.tokeniser = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForSequenceClassification.from_pretrained(folder).to(device).eval()
 
@@ -175,7 +180,7 @@ def find_judge(name: str) -> Judge:
     source = find_encoder(name)
     architectures = json.loads((source / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
     if architectures[0].endswith("ForSequenceClassification"):
-        return CrossEncoderJudge(str(source))
+        return CrossEncoderJudge(name, str(source))
     return EmbeddingJudge(f"{Path(name).name} cosine", encoder_embedding(source))
 
 

@@ -13,6 +13,7 @@ Letters: N documents, M queries, D width.
 from typing import NamedTuple
 
 import numpy as np
+import scipy.sparse
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
@@ -75,7 +76,7 @@ def by_text_and_queries(vectors: Floats, known: KnownQueries, share: float) -> R
     means, has_queries = unit(sums), counts > 0
     sample = sampled(known.pairs, len(texts))
     asked = queries[sample[:, 0]]
-    others = has_queries & (np.arange(len(texts)) != sample[:, 1:])
+    others = has_queries & ~answers_of(sample[:, 0], known.pairs, len(texts))
     slope, shift = calibration((asked @ texts.T)[others], (asked @ means.T)[others])
     blended = np.where(has_queries[:, None], (1 - share) * texts + share * slope * means, texts)
     bias = np.where(has_queries, share * shift, 0)
@@ -87,6 +88,14 @@ def sums_of_queries(queries: Floats, pairs: Pairs, documents: int) -> tuple[Floa
     sums = np.zeros((documents, queries.shape[1]), dtype=np.float32)
     np.add.at(sums, pairs[:, 1], queries[pairs[:, 0]])
     return sums, np.bincount(pairs[:, 1], minlength=documents)
+
+
+def answers_of(queries: NDArray[np.int64], pairs: Pairs, documents: int) -> NDArray[np.bool_]:
+    """Whether each document is known to answer each of these queries: (n, N)."""
+    ones = np.ones(len(pairs), dtype=bool)
+    known = scipy.sparse.csr_matrix((ones, (pairs[:, 0], pairs[:, 1])), shape=(pairs[:, 0].max() + 1, documents))
+    found: NDArray[np.bool_] = known[queries].toarray()
+    return found
 
 
 def sampled(pairs: Pairs, documents: int, seed: int = 0) -> Pairs:
@@ -121,11 +130,14 @@ def chosen_share(known: KnownQueries) -> float:
     rows, own, asked = np.arange(len(sample)), sample[:, 1], queries[sample[:, 0]]
     with_texts, with_queries = asked @ texts.T, asked @ unit(sums).T
     with_queries[rows, own] = np.einsum("nd,nd->n", unit(sums[own] - asked), asked)  # by the other queries
-    others = (counts > 0) & (np.arange(len(texts)) != own[:, None])
+    answers = answers_of(sample[:, 0], known.pairs, len(texts))
+    others = (counts > 0) & ~answers
+    answers[rows, own] = False  # the sampled query's other answers are no errors
     slope, shift = calibration(with_texts[others], with_queries[others])
     quality: dict[float, tuple[float, float]] = {}
     for share in KNOWN_SHARES:
         scores = np.where(counts > 0, (1 - share) * with_texts + share * (slope * with_queries + shift), with_texts)
+        scores[answers] = -np.inf
         as_known = reciprocal_rank(scores, scores[rows, own])
         scores[rows, own] = with_texts[rows, own]
         quality[share] = as_known, reciprocal_rank(scores, scores[rows, own])

@@ -97,6 +97,15 @@ def open_run(path: Path, config: Config, data: str, *, resume: bool) -> tuple[Ru
     return folder, state
 
 
+def check_same_run(path: Path, config: Config, data: str) -> None:
+    """Refuse a folder with a run that was begun with other settings or on other data."""
+    folder = RunFolder(path)
+    if folder.run.exists():
+        state = RunState.load(folder)
+        if (state.config, state.data) != (config, data):
+            raise ConfigError(f"{path} holds a run with other settings or other data; choose another folder")
+
+
 def train(
     dataset: Dataset,
     path: Path,
@@ -139,7 +148,9 @@ def train(
         with run_log(folder, reporter, state.config.model.V, active=processes.is_main) as listener:
             finished = fit(prepared.trainer, steps, folder, listener, stopping)
         if not finished:
-            raise Interrupted(f"the state is saved in {folder.checkpoints}; continue with --resume")
+            raise Interrupted(
+                f"the state is saved in {folder.checkpoints}; run it again to go on (asi train: with --resume)"
+            )
         if processes.is_main:
             finish(folder, state.config, prepared, reporter)
     return folder
@@ -193,7 +204,10 @@ def finish(folder: RunFolder, config: Config, prepared: Prepared, reporter: Repo
         done += len(batch)
         reporter.advance(done)
 
-    corpus = CorpusFeatures(prepared.documents, prepared.queries, prepared.texts.pairs)
+    # From the texts, as a new document would be: kept states are rounded, and a docid could come out otherwise.
+    corpus = CorpusFeatures(
+        prepared.documents._replace(states=None), prepared.queries._replace(states=None), prepared.texts.pairs
+    )
     build_store(folder, loaded, prepared.texts.documents, corpus, added)
     shutil.rmtree(folder.cache, ignore_errors=True)
     shutil.rmtree(folder.checkpoints, ignore_errors=True)

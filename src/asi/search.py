@@ -176,7 +176,7 @@ class Searcher:
                 return [[] for _ in range(query.real)]
             count = self.candidates(view, k)
             docids = self.find_docids(query, view, count)
-            candidates = candidates_of(docids, view.snapshot, count)
+            candidates = candidates_of(docids, view.snapshot, count, k, self.config.bucket_cap)
             scores = self.rank_scores(candidates, query)
             chosen = best_of_each_query(candidates, scores, k, self.config.bucket_cap, query.real)
             documents = self.store.documents(candidates.number[chosen])
@@ -260,13 +260,20 @@ def constrained_beams(
     return Docids(all_rows, all_scores, view.snapshot.codes[all_rows].astype(np.int64))
 
 
-def candidates_of(docids: Docids, snapshot: Snapshot, limit: int) -> Candidates:
-    """The documents of the docids' buckets, best docid first, at most `limit` for a query."""
+def candidates_of(
+    docids: Docids, snapshot: Snapshot, limit: int, least: int, bucket_cap: int | None = None
+) -> Candidates:
+    """The documents of the docids' buckets, best docid first: buckets that fit into `limit` documents for a query.
+
+    A bucket is taken whole or not at all, because which of its documents is best is seen only in ranking; and taken
+    even if it does not fit, as long as there are fewer than `least` documents that may be shown.
+    """
     valid = (docids.rows >= 0) & np.isfinite(docids.scores)
     rows = np.where(valid, docids.rows, 0)
     sizes = np.where(valid, snapshot.offsets[rows + 1] - snapshot.offsets[rows], 0)
-    before = np.cumsum(sizes, axis=1) - sizes
-    sizes = np.clip(limit - before, 0, sizes)
+    shown = sizes if bucket_cap is None else np.minimum(sizes, bucket_cap)
+    is_needed = np.cumsum(shown, axis=1) - shown < least
+    sizes = np.where(is_needed | (np.cumsum(sizes, axis=1) <= limit), sizes, 0)
     starts = snapshot.offsets[rows]
     items, owners = expand_ranges(starts.ravel(), (starts + sizes).ravel())
     K = docids.rows.shape[1]

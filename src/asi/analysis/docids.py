@@ -18,6 +18,7 @@ from asi.metrics import Buckets
 from asi.records import Docid, Document
 
 SIMILAR_PAIRS = 1000
+FEWEST_PAIRS = 10  # for a test
 BUCKET_SIZES = (1, 2, 3, 5, 10, 20, 50, 100)
 
 
@@ -50,15 +51,14 @@ class Similarity(NamedTuple):
 
 
 def similarity(judge: Judge, docid_map: DocidMap, seed: int = 0) -> Similarity | None:
-    """None if no two documents share a docid."""
+    """None if hardly any documents share a docid."""
     draw = np.random.default_rng(seed)
     same = pairs_with_one_docid(docid_map.buckets, draw)
-    if not len(same):
+    if len(same) < FEWEST_PAIRS:
         return None
     random = distinct_pairs(len(docid_map.documents), len(same), draw)
-    used, rows = np.unique(np.concatenate([same, random]), return_inverse=True)
-    texts = [docid_map.documents[row].content for row in used]
-    scores = judge.scores(texts, texts, rows.reshape(-1, 2))
+    texts = [document.content for document in docid_map.documents]
+    scores = judge.scores(texts, texts, np.concatenate([same, random]))
     mine, other = scores[: len(same)], scores[len(same) :]
     test = scipy.stats.ttest_ind(mine, other, equal_var=False, alternative="greater")
     return Similarity(judge.name, len(same), mean_and_deviation(mine), mean_and_deviation(other), float(test.pvalue))
@@ -69,7 +69,7 @@ def mean_and_deviation(values: NDArray[np.float32]) -> tuple[float, float]:
 
 
 def pairs_with_one_docid(buckets: Buckets, draw: np.random.Generator) -> NDArray[np.int64]:
-    """Two different documents of one bucket, the bucket drawn in proportion to its documents: (n, 2)."""
+    """Different pairs of documents of one bucket, the bucket drawn in proportion to its documents: (n, 2)."""
     order = np.argsort(buckets.of_document, kind="stable")
     ends = np.cumsum(buckets.sizes)
     shared = np.flatnonzero(buckets.sizes[buckets.of_document] > 1)
@@ -81,7 +81,8 @@ def pairs_with_one_docid(buckets: Buckets, draw: np.random.Generator) -> NDArray
     place[order] = np.arange(len(order))
     start, size = ends[rows] - buckets.sizes[rows], buckets.sizes[rows]
     step = draw.integers(1, size)  # to another document of the bucket
-    return np.stack([first, order[start + (place[first] - start + step) % size]], axis=1)
+    pairs = np.stack([first, order[start + (place[first] - start + step) % size]], axis=1)
+    return np.unique(np.sort(pairs, axis=1), axis=0)  # a pair that is drawn twice is no more evidence
 
 
 def distinct_pairs(count: int, pairs: int, draw: np.random.Generator) -> NDArray[np.int64]:

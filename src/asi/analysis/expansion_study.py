@@ -17,7 +17,7 @@ from asi.expansion import train_on_pairs, write_pairs
 from asi.judges import Judge
 from asi.metrics import Report
 from asi.records import Document
-from asi.run import Reporter
+from asi.run import Reporter, check_same_run
 
 QUERIES_PER_DOCUMENT = 5
 GENERATOR_STEPS = 1000
@@ -36,6 +36,7 @@ def expansion_section(
     device: str | None = None,
 ) -> Section:
     """Train a generator and two runs of the default settings; BM25 with and without the pseudo queries beside them."""
+    check_same_run(out / "runs" / "default", config, dataset.name)
     documents = list(dataset.documents())
     file = out / "pseudo-queries.jsonl"
     if not file.exists():

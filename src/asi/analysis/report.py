@@ -43,7 +43,9 @@ def build_report(
     if baselines:
         reports |= evaluate_baselines(opened, dataset, splits)
     stage("looking at new documents")
-    sections = [measures_section(reports, judge), new_section(opened, dataset, splits, docid_map, judge)]
+    sections = [measures_section(reports, judge)]
+    if "train" in dataset.splits:
+        sections.append(new_section(opened, dataset, splits, docid_map, judge))
     stage("looking at docids")
     sections += [
         density_section(docid_map, opened.loaded.model.config.V),
@@ -192,10 +194,10 @@ def similarity_section(docid_map: DocidMap, judge: Judge) -> Section:
         if s is not None
     ]
     text = (
-        "Cosine similarity of two documents with the same docid, and of two drawn at random: mean ± standard "
+        "Similarity of two documents with the same docid, and of two drawn at random: mean ± standard "
         "deviation, and the p-value of a one-sided t-test with unequal variances."
         if rows
-        else "No two documents share a docid."
+        else "Hardly any documents share a docid."
     )
     table = Table("Similarity of documents", ("by", "pairs", "random", "same docid", "p-value"), rows)
     return Section("Documents that share a docid", [text], [table] if rows else [])
@@ -212,12 +214,14 @@ def case_sections(docid_map: DocidMap) -> list[Section]:
     return [
         Section(
             "Buckets",
-            ["Docids drawn at random, with some of their documents and the words that these have in common."],
+            ["Some docids with some of their documents, and the words that all their documents have in common."],
             [Table("Docids and their documents", CASE_COLUMNS, [case_row(case) for case in buckets])],
         ),
         Section(
             "Neighbouring docids",
-            ["Docids that differ in one position."] if groups else ["No two docids differ in one position only."],
+            ["Docids that differ in one position."]
+            if groups
+            else ["No docid with a theme has two neighbours that differ in one position."],
             [
                 Table(f"Around {named(group[0].docid)}", CASE_COLUMNS, [case_row(case) for case in group])
                 for group in groups

@@ -15,7 +15,7 @@ from typing import Any
 from asi.analysis import figures
 from asi.analysis.pages import Cell, Figure, Section, Table
 from asi.analysis.report import PAPER_COLUMNS, docid_cells
-from asi.checkpoint import RunFolder, write_atomically
+from asi.checkpoint import write_atomically
 from asi.compare import evaluate_ways
 from asi.config import VARIANTS, Config, with_overrides
 from asi.datasets import Dataset
@@ -23,7 +23,7 @@ from asi.errors import ConfigError
 from asi.index import Index
 from asi.judges import Judge
 from asi.metrics import Report
-from asi.run import Reporter, RunState, train
+from asi.run import Reporter, check_same_run, train
 
 WAYS: dict[str, dict[str, Any]] = {"beam": {"mode": "beam"}, "constrained": {"mode": "constrained"}}
 
@@ -84,13 +84,6 @@ def run_study(
     return study_section(study, results, splits, config, judge)
 
 
-def check_settings(folder: Path, config: Config) -> None:
-    """A study goes on only with the settings that it began with."""
-    run = RunFolder(folder)
-    if run.run.exists() and RunState.load(run).config != config:
-        raise ConfigError(f"{folder} was trained with other settings; give this study a new --out folder")
-
-
 def measured_run(
     folder: Path,
     dataset: Dataset,
@@ -103,6 +96,7 @@ def measured_run(
     device: str | None,
 ) -> tuple[dict[str, dict[str, Report]], bool]:
     """The measures of a run: read from its folder, or trained for. The second value says which."""
+    check_same_run(folder, config, dataset.name)
     kept = folder / "study.json"
     wanted = {"judge": judge.name, "splits": list(splits)}
     if kept.exists():
@@ -112,7 +106,6 @@ def measured_run(
                 way: {split: Report.from_dict(values) for split, values in by.items()}
                 for way, by in saved["reports"].items()
             }, False
-    check_settings(folder, config)
     train(dataset, folder, config, resume=True, device=device, reporter=reporter, stopping=stopping, cache=cache)
     reporter.stage("measuring", 0)
     with Index.load(folder, device) as opened:
@@ -223,6 +216,8 @@ def trend(values: Sequence[float]) -> str:
         return "rises"
     if all(step <= 0 for step in steps):
         return "falls"
+    if values[-1] == values[0]:
+        return "wavers"
     return "rises overall" if values[-1] > values[0] else "falls overall"
 
 

@@ -43,4 +43,6 @@ def write_study(
     with Index.load(out / "runs" / "default", device) as opened:
         stage = partial(reporter.stage, total=0)
         report = build_report(opened, dataset, splits, judge, baselines=True, stage=stage)
-    return Page(f"Studies on {dataset.name}", report.introduction, [*report.sections, *sections]).write(out)
+    return Page(f"Studies on {dataset.name}", report.introduction, [*report.sections, *sections], report.data).write(
+        out
+    )

@@ -45,7 +45,7 @@ def untrained_embedding(model: Asi) -> Embed:
     source = find_encoder(model.config.encoder)
     encoder = load_encoder(source, frozen_layers=1_000).to(model.device)
     tokenise = load_tokeniser(source, model.config.max_length)
-    plain = Asi(encoder, model.config)
+    plain = Asi(encoder, model.config).to(model.device)
 
     def embed(texts: Sequence[str], cache: Path | None = None) -> NDArray[np.float32]:
         pooled = compute_features(plain, tokenise(texts), keep_states=False, cache=cache).pooled

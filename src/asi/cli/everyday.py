@@ -101,7 +101,7 @@ def add(
     print_keys: Annotated[
         bool, typer.Option("--print-keys", help="print each key once its document is durable")
     ] = False,
-    batch: Annotated[int, typer.Option(help="documents that become visible together")] = 1024,
+    batch: Annotated[int, typer.Option(min=1, help="documents that become visible together")] = 1024,
     skip_bad: SkipBad = False,
     wait: Wait = 0.0,
     device: Device = None,

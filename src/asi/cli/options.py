@@ -4,7 +4,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -71,13 +71,21 @@ def report_skipped(bad: "BadRecords | None") -> None:
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """SIGTERM and the first Ctrl-C ask the run to save and leave."""
+    """SIGTERM and the first Ctrl-C ask the run to save and leave; the second ends it wherever it is."""
     received: list[int] = []
-    before = {
-        number: signal.signal(number, lambda n, _: received.append(n)) for number in (signal.SIGTERM, signal.SIGINT)
-    }
+    before: dict[int, Any] = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def ask(number: int, _: object) -> None:
+        received.append(number)
+        restore()  # the next one ends the process at once
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before[number] = signal.signal(number, ask)
     try:
         yield lambda: bool(received)
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore()
