@@ -157,3 +157,23 @@ def test_a_bad_record_loses_nothing_that_was_there(run, tmp_path):
     done = asi("add", run, bad, "--skip-bad")
     assert "added 1 documents" in done.stdout
     assert "skipped bad records: 1" in done.stderr
+
+
+def test_the_papers_preset_trains_and_answers(beir, encoder_folder, tmp_path):
+    """The preset on a toy encoder: its objective, batches in chunks, trained layers, plain beam."""
+    overrides = [f"model.encoder={encoder_folder}", "model.max_length=16", "model.decoder_width=24", "train.batch=32"]
+    overrides += ["train.chunk=8", "train.generation_batch=32"]
+    settings = [word for setting in overrides for word in ("--set", setting)]
+    trained = asi("train", beir, "--preset", "paper", "--out", tmp_path / "run", "--steps", 4, *settings)
+    assert trained.returncode == 0, trained.stderr
+    found = asi("search", tmp_path / "run", "red house", "--json")
+    assert found.returncode == 0, found.stderr
+    measured = asi("evaluate", tmp_path / "run", beir, "--mode", "constrained", "--ranking", "vector")
+    assert measured.returncode == 0, measured.stderr
+
+
+def test_the_demo_deletes_no_run_of_its_users(run_folder):
+    refused = asi("demo", "--out", run_folder, check=False)
+    assert refused.returncode == 1
+    assert "not a demo" in refused.stderr
+    assert (run_folder / "model").exists()

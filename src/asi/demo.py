@@ -1,6 +1,7 @@
 """The demonstration: the main job from beginning to end on a built-in corpus."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,15 +9,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from asi.checkpoint import RunFolder
 from asi.compare import WAYS, evaluate_baselines, evaluate_ways
 from asi.config import Config
 from asi.corpora import BUILTIN
 from asi.errors import ConfigError
-from asi.index import Index, remove_run
+from asi.index import Index
 from asi.metrics import report_rows
 from asi.records import Document, Hit
-from asi.run import Reporter, train
+from asi.run import Reporter, RunState, train
 
+NAME = "demo:"  # begins the name under which a demo's run remembers its data
 SPLITS = ("test", "test_unseen")
 QUERIES = {
     "hpo": ("can't sleep at night", "heart beats too fast", "fingers are unusually long and thin"),
@@ -37,13 +40,22 @@ def run_demo(
     if data not in BUILTIN:
         raise ConfigError(f"the demo runs on a built-in corpus: {', '.join(BUILTIN)}; got {data!r}")
     begun = time.monotonic()
-    remove_run(out)
+    remove_demo(out)
     config = Config()
     config = replace(config, train=replace(config.train, minutes=minutes))
     dataset = BUILTIN[data]()
     with TemporaryDirectory() as name:
         cache = Path(name)
-        folder = train(dataset, out, config, device=device, reporter=reporter, stopping=stopping, cache=cache)
+        folder = train(
+            dataset,
+            out,
+            config,
+            data=f"{NAME} {data}",
+            device=device,
+            reporter=reporter,
+            stopping=stopping,
+            cache=cache,
+        )  # fmt: skip
         trained = time.monotonic()
         reporter.stage("evaluating", 0)
         with Index.load(out, device) as index:
@@ -57,3 +69,13 @@ def run_demo(
         f'the measures are in {folder.report}; try: asi search {out} "your own query"'
     )
     return DemoResult(report_rows(reports), answers, summary)
+
+
+def remove_demo(path: Path) -> None:
+    """Delete the run of an earlier demo, and nothing else."""
+    folder = RunFolder(path)
+    if not folder.run.exists():
+        return
+    if not RunState.load(folder).data.startswith(NAME):
+        raise ConfigError(f"{path} holds a run that is not a demo's; choose another --out")
+    shutil.rmtree(path)

@@ -1,6 +1,5 @@
 """The folder of a run as one object: the whole library behind load, add, delete, search, evaluate."""
 
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -157,9 +156,3 @@ def problems(look: Callable[[], list[str]]) -> list[str]:
         return look()
     except AsiError as error:
         return [str(error)]
-
-
-def remove_run(path: Path) -> None:
-    """Delete a run's folder, if it is one."""
-    if RunFolder(path).run.exists():
-        shutil.rmtree(path)
