@@ -24,7 +24,7 @@ lint: $(SETUP)
 	$(BIN)/mypy
 
 study: $(SETUP)
-	$(BIN)/asi study all pydoc --out runs/study --steps 200
+	$(BIN)/asi study all pydoc --out runs/study --steps 150
 
 crash-test: $(SETUP)
 	$(BIN)/python tests/crash_test.py --kills 200

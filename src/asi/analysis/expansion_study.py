@@ -19,8 +19,8 @@ from asi.metrics import Report
 from asi.records import Document
 from asi.run import Reporter, check_same_run
 
-QUERIES_PER_DOCUMENT = 5
-GENERATOR_STEPS = 1000
+QUERIES_PER_DOCUMENT = 3
+GENERATOR_STEPS = 600
 EXAMPLES = 8
 
 
