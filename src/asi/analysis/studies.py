@@ -27,7 +27,7 @@ from asi.run import Reporter, check_same_run, train
 
 WAYS: dict[str, dict[str, Any]] = {"beam": {"mode": "beam"}, "constrained": {"mode": "constrained"}}
 
-# The paper's own objective and docids on a small network: its three losses, the straight-through gradient at full weight.
+# The paper's own objective and docids on a small network: its three losses, straight-through at full weight.
 # With two positions its margin of 3 is hardly within reach (two docids are at most 2 m apart), and docids collapse.
 PAPER_OBJECTIVE = (
     "model.m=4",
