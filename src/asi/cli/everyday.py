@@ -120,7 +120,7 @@ def add(
         count = opened.add(read_documents(documents, bad), added=acknowledge, batch=batch, wait=wait)
         total = len(opened)
     report_skipped(bad)
-    typer.echo(f"added {count} documents; {run} has {total}", err=print_keys)
+    typer.echo(f"added {count} document{'s' * (count != 1)}; {run} has {total}", err=print_keys)
 
 
 @app.command()
@@ -207,7 +207,7 @@ def doctor(run: RunPath) -> None:
 def demo(
     out: Annotated[Path, typer.Option(help="folder of the run")] = Path("runs/demo"),
     data: Annotated[str, typer.Option(help="built-in corpus")] = "hpo",
-    minutes: Annotated[float, typer.Option(help="minutes of training, encoding included")] = 6.5,
+    minutes: Annotated[float, typer.Option(help="minutes of training, encoding included")] = 6.3,
     device: Device = None,
 ) -> None:
     """Train on a built-in corpus, index, evaluate beside the baselines, and answer three queries."""
