@@ -155,7 +155,7 @@ def test_a_bad_record_loses_nothing_that_was_there(run, tmp_path):
     assert asi("add", run, bad, check=False).returncode == 1
     assert asi("doctor", run).returncode == 0
     done = asi("add", run, bad, "--skip-bad")
-    assert "added 1 documents" in done.stdout
+    assert "added 1 document;" in done.stdout
     assert "skipped bad records: 1" in done.stderr
 
 
