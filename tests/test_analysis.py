@@ -12,7 +12,7 @@ from asi.analysis import docids
 from asi.analysis.new_documents import EXISTING, NEW_CONTENT, NEW_SEMANTIC, kinds_of_documents
 from asi.analysis.pages import Figure, Page, Section, Table
 from asi.analysis.studies import STUDIES, size_findings, trend, variant_findings
-from asi.judges import EmbeddingJudge, TfidfJudge, quality_score, sampled
+from asi.judges import EmbeddingJudge, TfidfJudge, find_judge, quality_score, sampled
 from asi.metrics import Buckets, Report, docid_health, opened_buckets, opened_documents
 from asi.records import Document, Qrel, Query
 
@@ -70,6 +70,31 @@ def test_sampling_does_not_change_how_much_a_query_weighs():
     cosine = 1 / np.sqrt(17)
     assert other.micro == pytest.approx((40 * cosine + 1) / 41, rel=1e-5)
     assert other.macro == pytest.approx((cosine + 1) / 2, rel=1e-5)
+
+
+def test_judges_from_folders(encoder_folder, tmp_path):
+    """An encoder's folder judges by cosine, a cross-encoder's by reading both texts; each under its own name."""
+    from tokenizers import Tokenizer
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+    pairs = np.array([[0, 0], [0, 1]])
+    by_cosine = find_judge(str(encoder_folder))
+    assert by_cosine.name == f"{encoder_folder.name} cosine"
+    same, other = by_cosine.scores(["red house"], ["red house", "yellow lamp in the north"], pairs)
+    assert same == pytest.approx(1, abs=1e-5)
+    assert other < same
+    tokeniser = Tokenizer.from_file(str(encoder_folder / "tokenizer.json"))
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokeniser, pad_token="[PAD]", sep_token="[SEP]", cls_token="[CLS]")
+    fast.save_pretrained(tmp_path / "cross")
+    config = BertConfig(
+        vocab_size=len(fast), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        num_labels=1,
+    )  # fmt: skip
+    BertForSequenceClassification(config).save_pretrained(tmp_path / "cross")
+    by_reading = find_judge(str(tmp_path / "cross"))
+    assert by_reading.name == "cross, 20 documents a query at most"
+    scores = by_reading.scores(["red house"], ["red house", "yellow lamp"], pairs)
+    assert ((scores > 0) & (scores < 1)).all()
 
 
 def test_tfidf_against_another_implementation():

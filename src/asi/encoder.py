@@ -350,12 +350,17 @@ def load_tokeniser(folder: Path, max_length: int) -> TextTokeniser:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ConfigError(f"{folder} has no tokenizer.json; save the model with a fast tokenizer")
-    settings = read_json(folder / "config.json")
-    positions = settings.get("max_position_embeddings", 512)
-    room = positions - (settings.get("pad_token_id", 1) + 1 if "roberta" in settings.get("model_type", "") else 0)
+    room = longest_text(folder)
     if max_length > room:
         raise ConfigError(f"model.max_length is {max_length}, but the encoder in {folder} reads at most {room} tokens")
-    return load_tokeniser_file(path, max_length, settings.get("pad_token_id") or 0)
+    return load_tokeniser_file(path, max_length, read_json(folder / "config.json").get("pad_token_id") or 0)
+
+
+def longest_text(folder: Path) -> int:
+    """How many tokens the encoder of a Hugging Face folder can read."""
+    settings = read_json(folder / "config.json")
+    positions: int = settings.get("max_position_embeddings", 512)
+    return positions - (settings.get("pad_token_id", 1) + 1 if "roberta" in settings.get("model_type", "") else 0)
 
 
 def load_tokeniser_file(path: Path, max_length: int, pad: int) -> TextTokeniser:

@@ -16,7 +16,7 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from asi.config import ModelConfig
-from asi.encoder import find_encoder, load_encoder, load_tokeniser
+from asi.encoder import find_encoder, load_encoder, load_tokeniser, longest_text
 from asi.errors import ConfigError
 from asi.features import compute_features
 from asi.model import Asi
@@ -25,6 +25,7 @@ Pairs = NDArray[np.int64]  # (n, 2): rows of queries, rows of documents
 Floats = NDArray[np.float32]
 
 PAIRS_AT_ONCE = 2**16
+JUDGED_TOKENS = 256  # of a text, or of both for a cross-encoder
 MANY_DOCUMENTS = 1000  # of a query: collapsed docids open the whole corpus
 CROSS_ENCODER_DOCUMENTS = 20  # of a query, drawn at random if it has more: a cross-encoder takes milliseconds for each
 
@@ -163,7 +164,9 @@ class CrossEncoderJudge:
         for start in range(0, len(pairs), 64):
             part = pairs[start : start + 64]
             texts = [queries[q] for q in part[:, 0]], [documents[d] for d in part[:, 1]]
-            tokens = self.tokeniser(*texts, padding=True, truncation=True, max_length=256, return_tensors="pt")
+            tokens = self.tokeniser(
+                *texts, padding=True, truncation=True, max_length=JUDGED_TOKENS, return_tensors="pt"
+            )
             with torch.inference_mode():
                 logits = self.model(**tokens.to(self.model.device)).logits.float()
             score = logits.sigmoid()[:, 0] if logits.size(1) == 1 else logits.softmax(-1)[:, -1]
@@ -202,7 +205,7 @@ def wordllama_embedding() -> Callable[[Sequence[str]], Floats]:
 def encoder_embedding(source: Path) -> Callable[[Sequence[str]], Floats]:
     """The mean of the token states of a plain encoder."""
     plain = Asi(load_encoder(source, frozen_layers=1_000), ModelConfig())
-    tokenise = load_tokeniser(source, 256)
+    tokenise = load_tokeniser(source, min(JUDGED_TOKENS, longest_text(source)))
 
     def embed(texts: Sequence[str]) -> Floats:
         pooled = compute_features(plain, tokenise(texts), keep_states=False).pooled
