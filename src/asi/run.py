@@ -149,7 +149,7 @@ def train(
             finished = fit(prepared.trainer, steps, folder, listener, stopping)
         if not finished:
             raise Interrupted(
-                f"the state is saved in {folder.checkpoints}; run it again to go on (asi train: with --resume)"
+                f"the state is saved in {folder.checkpoints}; continue with --resume (asi study: run it again)"
             )
         if processes.is_main:
             finish(folder, state.config, prepared, reporter)
