@@ -49,6 +49,8 @@ def evaluate(
     from asi.screen import table_text
 
     bad = bad_records(skip_bad)
+    if run_file is not None and not run_file.absolute().parent.is_dir():
+        raise AsiError(f"there is no folder {run_file.parent} for the run file; make it first")
     settings = {"mode": mode, "ranking": ranking, "beams": beams, "candidates": candidates}
     with Index.load(run, device) as opened:
         reports = evaluate_index(opened, open_dataset(data, bad), split or ["test"], settings, baselines, run_file)
