@@ -15,7 +15,7 @@ from asi.config import Config
 from asi.corpora import BUILTIN
 from asi.errors import ConfigError
 from asi.index import Index
-from asi.metrics import report_rows
+from asi.metrics import as_json, report_rows
 from asi.records import Document, Hit
 from asi.run import Reporter, RunState, train
 
@@ -62,8 +62,7 @@ def run_demo(
             reports, _ = evaluate_ways(index, dataset, SPLITS, WAYS)
             reports |= evaluate_baselines(index, dataset, SPLITS, cache)
             answers = [(query, index.searcher.search_documents([query], 3)[0]) for query in QUERIES[data]]
-    written = {system: {split: report.to_dict() for split, report in by.items()} for system, by in reports.items()}
-    folder.report.write_text(json.dumps(written, indent=1), encoding="utf-8")
+    folder.report.write_text(json.dumps(as_json(reports), indent=1), encoding="utf-8")
     summary = (
         f"training and indexing took {trained - begun:.0f} s, evaluation {time.monotonic() - trained:.0f} s; "
         f'the measures are in {folder.report}; try: asi search {out} "your own query"'

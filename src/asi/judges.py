@@ -20,6 +20,7 @@ from asi.encoder import find_encoder, load_encoder, load_tokeniser, longest_text
 from asi.errors import ConfigError
 from asi.features import compute_features
 from asi.model import Asi
+from asi.ranking import unit
 
 Pairs = NDArray[np.int64]  # (n, 2): rows of queries, rows of documents
 Floats = NDArray[np.float32]
@@ -92,10 +93,6 @@ class EmbeddingJudge:
             part = pairs[start : start + PAIRS_AT_ONCE]
             found[start : start + len(part)] = np.einsum("nd,nd->n", q[part[:, 0]], d[part[:, 1]])
         return found
-
-
-def unit(vectors: Floats) -> Floats:
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-9))
 
 
 class TfidfJudge:

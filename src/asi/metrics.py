@@ -294,6 +294,11 @@ class Report:
 Reports = Mapping[str, Mapping[str, Report]]  # system -> split -> report: a whole report file
 
 
+def as_json(reports: Reports) -> dict[str, dict[str, dict[str, Any]]]:
+    """The layout of a report file."""
+    return {system: {split: report.to_dict() for split, report in by.items()} for system, by in reports.items()}
+
+
 def entry(block: str, name: str) -> Callable[[Report], float | None]:
     return lambda report: (getattr(report, block) or {}).get(name)
 

@@ -1,59 +1,45 @@
 """What pseudo queries give: the same run with and without them, on the data set's own documents."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 
 from asi.analysis.pages import Cell, Section, Table
 from asi.analysis.report import PAPER_COLUMNS, docid_cells
-from asi.analysis.studies import measured_run
+from asi.analysis.studies import Bench, measured_run
 from asi.baselines.lexical import LexicalRetriever
-from asi.config import Config
 from asi.datasets import Dataset, WithMorePairs
 from asi.distributed import choose_device
 from asi.evaluation import evaluate_documents
 from asi.expansion import train_on_pairs, write_pairs
-from asi.judges import Judge
 from asi.metrics import Report
 from asi.records import Document
-from asi.run import Reporter, check_same_run
+from asi.run import check_same_run
 
 QUERIES_PER_DOCUMENT = 3
 GENERATOR_STEPS = 600
 EXAMPLES = 8
 
 
-def expansion_section(
-    dataset: Dataset,
-    splits: Sequence[str],
-    config: Config,
-    judge: Judge,
-    out: Path,
-    reporter: Reporter,
-    *,
-    stopping: Callable[[], bool] = lambda: False,
-    device: str | None = None,
-) -> Section:
+def expansion_section(bench: Bench) -> Section:
     """Train a generator and two runs of the default settings; BM25 with and without the pseudo queries beside them."""
-    check_same_run(out / "runs" / "default", config, dataset.name)
+    dataset, splits, config = bench.dataset, bench.splits, bench.config
+    check_same_run(bench.run_folder("default"), config, dataset.name)
     documents = list(dataset.documents())
-    file = out / "pseudo-queries.jsonl"
+    file = bench.out / "pseudo-queries.jsonl"
     if not file.exists():
         generator = train_on_pairs(
-            dataset, out / "generator", GENERATOR_STEPS, config.train.seed, choose_device(device), reporter, stopping,
-            out / "cache",
+            dataset, bench.out / "generator", GENERATOR_STEPS, config.train.seed, choose_device(bench.device),
+            bench.reporter, bench.stopping, bench.cache,
         )  # fmt: skip
-        write_pairs(generator, documents, file, QUERIES_PER_DOCUMENT, config.train.seed, reporter)
+        write_pairs(generator, documents, file, QUERIES_PER_DOCUMENT, config.train.seed, bench.reporter)
     expanded = WithMorePairs(dataset, str(file))
     pseudo = pseudo_queries(expanded)
     longer = [Document(d.key, f"{d.text} {' '.join(pseudo.get(d.key, []))}", d.title) for d in documents]
     reports: dict[str, dict[str, Report]] = {}
     for name, data, folder in (("ASI", dataset, "default"), ("ASI with pseudo queries", expanded, "expanded")):
-        reporter.message(f"Query expansion: {name}")
-        measured, _ = measured_run(
-            out / "runs" / folder, data, splits, config, judge, out / "cache", reporter, stopping, device
-        )
+        bench.reporter.message(f"Query expansion: {name}")
+        measured, _ = measured_run(bench, bench.run_folder(folder), data, config)
         reports[name] = measured["constrained"]
     for name, corpus in (("BM25", documents), ("BM25 with pseudo queries (DocT5Query)", longer)):
         retriever = LexicalRetriever(corpus)

@@ -12,7 +12,7 @@ from asi.datasets import Dataset
 from asi.evaluation import DocidMap
 from asi.index import Index
 from asi.judges import Judge, TfidfJudge
-from asi.metrics import Report, Reports, collapse_warning
+from asi.metrics import Report, Reports, as_json, collapse_warning
 from asi.records import Docid, Document
 
 Stage = Callable[[str], None]
@@ -60,7 +60,7 @@ def build_report(
         "Recall is three numbers here. docid: the docid of a relevant document is among the first k (the paper's "
         "recall). expected: one random document per docid. document: after ranking, what a user sees.",
     ]
-    data = {"measures": {s: {n: r.to_dict() for n, r in by.items()} for s, by in reports.items()}, "judge": judge.name}
+    data = {"measures": as_json(reports), "judge": judge.name}
     return Page(f"Docids of {opened.folder.path.name}", introduction, sections, data)
 
 

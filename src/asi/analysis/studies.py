@@ -22,7 +22,7 @@ from asi.datasets import Dataset
 from asi.errors import ConfigError
 from asi.index import Index
 from asi.judges import Judge
-from asi.metrics import Report
+from asi.metrics import Report, as_json
 from asi.run import Reporter, check_same_run, train
 
 WAYS: dict[str, dict[str, Any]] = {"beam": {"mode": "beam"}, "constrained": {"mode": "constrained"}}
@@ -57,51 +57,52 @@ class Study:
 Results = Mapping[str, Mapping[str, Mapping[str, Report]]]  # run -> way -> split -> report
 
 
-def run_study(
-    study: Study,
-    dataset: Dataset,
-    splits: Sequence[str],
-    config: Config,
-    judge: Judge,
-    out: Path,
-    reporter: Reporter,
-    *,
-    stopping: Callable[[], bool] = lambda: False,
-    device: str | None = None,
-) -> Section:
-    """Train and measure what is missing; `config` gives the number of steps and everything that the runs share."""
+@dataclass(frozen=True)
+class Bench:
+    """What all runs of a study share."""
+
+    dataset: Dataset
+    splits: Sequence[str]
+    config: Config  # the number of steps, and everything that the runs do not change
+    judge: Judge
+    out: Path
+    reporter: Reporter
+    stopping: Callable[[], bool] = lambda: False
+    device: str | None = None
+
+    def run_folder(self, name: str) -> Path:
+        return self.out / "runs" / name
+
+    @property
+    def cache(self) -> Path:
+        return self.out / "cache"
+
+
+def run_study(study: Study, bench: Bench) -> Section:
+    """Train and measure what is missing."""
     results: dict[str, dict[str, dict[str, Report]]] = {}
     seconds: list[float] = []
     for number, (name, overrides) in enumerate(study.runs.items()):
         left = len(study.runs) - number
         about = f", about {left * sum(seconds) / len(seconds) / 60:.0f} min left" if seconds else ""
-        reporter.message(f"{study.title}: {name}, run {number + 1} of {len(study.runs)}{about}")
+        bench.reporter.message(f"{study.title}: {name}, run {number + 1} of {len(study.runs)}{about}")
         started = time.monotonic()
-        changed = with_overrides(config, overrides)
-        folder = out / "runs" / ("default" if changed == config else f"{study.title.lower().replace(' ', '-')}-{name}")
-        results[name], is_new = measured_run(
-            folder, dataset, splits, changed, judge, out / "cache", reporter, stopping, device
-        )
+        changed = with_overrides(bench.config, overrides)
+        own_name = f"{study.title.lower().replace(' ', '-')}-{name}"
+        folder = bench.run_folder("default" if changed == bench.config else own_name)
+        results[name], is_new = measured_run(bench, folder, bench.dataset, changed)
         if is_new:
             seconds.append(time.monotonic() - started)
-    return study_section(study, results, splits, config, judge)
+    return study_section(study, results, bench.splits, bench.config, bench.judge)
 
 
 def measured_run(
-    folder: Path,
-    dataset: Dataset,
-    splits: Sequence[str],
-    config: Config,
-    judge: Judge,
-    cache: Path,
-    reporter: Reporter,
-    stopping: Callable[[], bool],
-    device: str | None,
+    bench: Bench, folder: Path, dataset: Dataset, config: Config
 ) -> tuple[dict[str, dict[str, Report]], bool]:
     """The measures of a run: read from its folder, or trained for. The second value says which."""
     check_same_run(folder, config, dataset.name)
     kept = folder / "study.json"
-    wanted = {"judge": judge.name, "splits": list(splits)}
+    wanted = {"judge": bench.judge.name, "splits": list(bench.splits)}
     if kept.exists():
         saved = json.loads(kept.read_text(encoding="utf-8"))
         if {name: saved[name] for name in wanted} == wanted:
@@ -109,12 +110,14 @@ def measured_run(
                 way: {split: Report.from_dict(values) for split, values in by.items()}
                 for way, by in saved["reports"].items()
             }, False
-    train(dataset, folder, config, resume=True, device=device, reporter=reporter, stopping=stopping, cache=cache)
-    reporter.stage("measuring", 0)
-    with Index.load(folder, device) as opened:
-        reports, _ = evaluate_ways(opened, dataset, splits, WAYS, judge)
-    values = {way: {split: report.to_dict() for split, report in by.items()} for way, by in reports.items()}
-    write_atomically(kept, json.dumps(wanted | {"reports": values}, indent=1))
+    train(
+        dataset, folder, config, resume=True, device=bench.device, cache=bench.cache,
+        reporter=bench.reporter, stopping=bench.stopping,
+    )  # fmt: skip
+    bench.reporter.stage("measuring", 0)
+    with Index.load(folder, bench.device) as opened:
+        reports, _ = evaluate_ways(opened, dataset, bench.splits, WAYS, bench.judge)
+    write_atomically(kept, json.dumps(wanted | {"reports": as_json(reports)}, indent=1))
     return reports, True
 
 

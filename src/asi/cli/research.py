@@ -45,6 +45,7 @@ def evaluate(
     from asi.compare import evaluate_index
     from asi.datasets import open_dataset
     from asi.index import Index
+    from asi.metrics import as_json as report_json
     from asi.metrics import report_rows
     from asi.screen import table_text
 
@@ -56,7 +57,7 @@ def evaluate(
         reports = evaluate_index(opened, open_dataset(data, bad), split or ["test"], settings, baselines, run_file)
     report_skipped(bad)
     if as_json:
-        typer.echo(json.dumps({s: {n: r.to_dict() for n, r in by.items()} for s, by in reports.items()}, indent=1))
+        typer.echo(json.dumps(report_json(reports), indent=1))
     else:
         typer.echo(table_text(report_rows(reports)))
 
@@ -107,6 +108,7 @@ def study(
     device: Device = None,
 ) -> None:
     """Train and compare what the paper compares, and write a page. Stopped, it goes on where it was when run again."""
+    from asi.analysis.studies import Bench
     from asi.analysis.study_page import write_study
     from asi.datasets import open_dataset
     from asi.judges import find_judge
@@ -117,9 +119,8 @@ def study(
     with ScreenReporter() as reporter, stop_signals() as stopping:
         dataset = open_dataset(data, bad)
         splits = split or test_splits(dataset)
-        page = write_study(
-            name, dataset, splits, config, find_judge(judge), out, reporter, stopping=stopping, device=device
-        )
+        bench = Bench(dataset, splits, config, find_judge(judge), out, reporter, stopping, device)
+        page = write_study(name, bench)
     report_skipped(bad)
     typer.echo(f"wrote {page}, and the same as report.md and report.json beside it")
 
