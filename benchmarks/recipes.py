@@ -34,6 +34,7 @@ DENSE = (
     "loss.reverse=0",
     "loss.match=0",
     "loss.balance=0",
+    "model.token_width=0",
     "train.freeze_docids=1",
 )
 QUERIES = 700  # of a split, at most
@@ -42,6 +43,7 @@ QUERIES = 700  # of a split, at most
 def ways(documents: int) -> dict[str, dict]:
     return {
         "asi": {"mode": "constrained"},
+        "vectors": {"mode": "constrained", "token_weight": 0.0},
         "more": {"mode": "constrained", "candidates": documents // 10},
         "one-pass": {"mode": "one-pass", "candidates": 100},
         "docids": {"mode": "one-pass", "ranking": "docid", "candidates": 600},
@@ -76,10 +78,10 @@ def measure(index: Index, dataset: HeldOut, split: str, cache: Path) -> dict:
     texts = [query.text for query in judged]
     tokens = index.loaded.tokenise(contents(dataset.corpus))
     features = compute_features(index.loaded.model, tokens, keep_states=False, cache=cache)
-    vectors = assign(index.loaded.model, features)[1]
+    vectors = assign(index.loaded.model, features).vectors
     exact = ExactRetriever([document.key for document in dataset.corpus], vectors, lambda _: x)
     documents("exact", exact.search(texts, 10))
-    rows = unpack(index.store.vectors(snapshot.numbers))
+    rows = unpack(index.store.vectors(snapshot.numbers, index.searcher.ranked))
     whole = x / np.linalg.norm(x, axis=1, keepdims=True) @ rows.vectors.T + rows.bias
     best = np.argsort(-whole, axis=1, kind="stable")[:, :10]
     documents("exact-known", [[Hit(keys[row], -float(place)) for place, row in enumerate(own)] for own in best])

@@ -26,7 +26,7 @@ from asi.metrics import Report
 from asi.run import check_same_run, train
 
 DENSE = [f"loss.{name}=0" for name in ("generation", "contrastive", "reverse", "match", "balance")]
-DENSE += ["train.freeze_docids=1", "index.known_queries=false"]
+DENSE += ["train.freeze_docids=1", "index.known_queries=false", "model.token_width=0"]
 SHOWN = ("asi", "asi-one-pass", "asi-one-pass-docids", "dense", "bm25")
 Results = dict[str, dict[str, Report]]  # system -> split -> report
 
@@ -37,7 +37,7 @@ def dense_reports(folder: Path, dataset: Dataset, splits: list[str]) -> dict[str
         documents = list(dataset.documents())
 
         def embed(texts: list[str], cache: Path | None = None) -> np.ndarray:
-            return assign(model, compute_features(model, tokenise(texts), keep_states=False))[1]
+            return assign(model, compute_features(model, tokenise(texts), keep_states=False)).vectors
 
         vectors = embed([document.content for document in documents])
         retriever = ExactRetriever([document.key for document in documents], vectors, embed)

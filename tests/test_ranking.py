@@ -4,12 +4,12 @@ import pytest
 from asi.ranking import (
     KnownQueries,
     RankingRows,
+    RowShape,
     by_text,
     by_text_and_queries,
     calibration,
     chosen_share,
     pack,
-    row_width,
     unit,
     unpack,
 )
@@ -19,9 +19,12 @@ def test_packed_rows_keep_everything():
     draw = np.random.default_rng(0)
     vectors = draw.normal(size=(20, 384)).astype(np.float32) * draw.uniform(0.1, 9, size=(20, 1)).astype(np.float32)
     bias = draw.normal(size=20).astype(np.float32)
-    stored = pack(RankingRows(vectors, bias))
-    assert stored.shape == (20, row_width(384))
-    rows = unpack(stored)
+    tokens = draw.integers(-127, 128, size=(20, 96)).astype(np.int8)
+    shape = RowShape(384, 96)
+    stored = pack(RankingRows(vectors, bias), tokens)
+    assert stored.shape == (20, shape.whole)
+    assert np.array_equal(stored[:, shape.ranked :], tokens)
+    rows = unpack(stored[:, : shape.ranked])
     assert np.array_equal(rows.bias, bias)
     error = np.abs(rows.vectors - vectors) / np.abs(vectors).max(1, keepdims=True)
     assert error.max() <= 0.5 / 127 + 1e-6

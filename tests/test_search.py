@@ -86,14 +86,34 @@ def test_one_pass_is_exactly_the_best_docids(index):
 
 
 def test_vector_ranking_equals_exact_search_over_the_whole_corpus(index):
-    searcher = index.configured(mode="one-pass", ranking="vector", candidates=1000)
+    searcher = index.configured(mode="one-pass", ranking="vector", candidates=1000, token_weight=0.0)
     stored = list(index.store.stored_documents())
-    vectors, bias = unpack(index.store.vectors(np.array([item.number for item in stored])))
+    vectors, bias = unpack(index.store.vectors(np.array([item.number for item in stored]), searcher.ranked))
     [(_, query)] = searcher.encode(["red house"])
     x = query.x[0].numpy() / np.linalg.norm(query.x[0].numpy())
     best = np.argsort(-(vectors @ x + bias), kind="stable")[:5]
     [hits] = searcher.search(["red house"], 5)
     assert [hit.key for hit in hits] == [stored[row].document.key for row in best]
+
+
+def test_tokens_reorder_the_most_similar_candidates(index):
+    by_vector = index.configured(mode="one-pass", candidates=1000, token_weight=0.0)
+    by_both = index.configured(mode="one-pass", candidates=1000, token_weight=0.5, matched=10)
+    [plain], [fused] = by_vector.search(["red house"], 20), by_both.search(["red house"], 20)
+    keys = [item.document.key for item in index.store.stored_documents()]
+    numbers = np.array([item.number for item in index.store.stored_documents()])
+    shape = (len(keys), index.loaded.model.matcher.kept, index.loaded.model.matcher.width)
+    tokens = index.store.vectors(numbers, by_both.tokens).reshape(shape) / 127
+    [(_, query)] = by_both.encode(["red house"])
+    scores = {}
+    for hit in plain[:10]:
+        nearest = [
+            max(float(asked @ token) for token in tokens[keys.index(hit.key)]) for asked in query.tokens[0].numpy()
+        ]
+        scores[hit.key] = hit.score + 0.5 * sum(nearest)
+    assert [hit.key for hit in fused[:10]] == sorted(scores, key=lambda key: -scores[key])
+    assert [hit.score for hit in fused[:10]] == pytest.approx(sorted(scores.values(), reverse=True), abs=1e-4)
+    assert [hit.key for hit in fused[10:]] == [hit.key for hit in plain[10:]]
 
 
 def test_bucket_cap_and_ties():

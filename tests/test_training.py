@@ -36,7 +36,7 @@ def build_trainer(config, beir, folder, dtype=torch.float64):
     model = Asi(load_encoder(folder, config.model.frozen_layers), config.model)
     tokenise = load_tokeniser(folder, 16)
     queries = compute_features(model, tokenise(texts.queries), keep_states=True)
-    documents = compute_features(model, tokenise(contents(texts.documents)), keep_states=not model.encoder.is_frozen)
+    documents = compute_features(model, tokenise(contents(texts.documents)), keep_states=True)
     if dtype == torch.float64:
         model.double()
         queries, documents = (

@@ -23,9 +23,10 @@ class Batch(NamedTuple):
     queries: Rows  # (B,)
     documents: Rows  # (B,)
     step: int
+    first: int = 0  # place of its first pair in the whole batch
 
     def part(self, rows: slice) -> "Batch":
-        return Batch(self.queries[rows], self.documents[rows], self.step)
+        return Batch(self.queries[rows], self.documents[rows], self.step, self.first + rows.start)
 
 
 class TrainingPairs:

@@ -22,7 +22,7 @@ from asi.encoder import Encoder, EncoderShape, TextTokeniser, load_tokeniser_fil
 from asi.errors import CheckpointError
 from asi.model import Asi
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 
 

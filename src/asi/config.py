@@ -40,6 +40,8 @@ class ModelConfig:
     decoder_layers: int = 1
     decoder_width: int = 256
     decoder_heads: int = 4
+    token_width: int = 64  # of the token vectors that candidates are ranked by, besides x; 0 for none
+    kept_tokens: int = 32  # of a document: its rarest ones
     head_prior: bool = True  # the decoder's logits start from the heads' logits on the query
 
     def __post_init__(self) -> None:
@@ -49,6 +51,8 @@ class ModelConfig:
         require(self.frozen_layers >= 0, f"model.frozen_layers must not be negative, got {self.frozen_layers}")
         require(self.adapter >= 0, f"model.adapter must not be negative, got {self.adapter}")
         require(self.head_adapter >= 0, f"model.head_adapter must not be negative, got {self.head_adapter}")
+        require(self.token_width >= 0, f"model.token_width must not be negative, got {self.token_width}")
+        require(self.kept_tokens >= 1, f"model.kept_tokens must be at least 1, got {self.kept_tokens}")
         require(1 <= self.m <= 8, f"model.m must be from 1 to 8, got {self.m}")
         require(2 <= self.V <= 65536, f"model.V must be from 2 to 65536, got {self.V}")
         require(self.logit_scale > 0, f"model.logit_scale must be positive, got {self.logit_scale}")
@@ -74,6 +78,7 @@ class LossConfig:
     vector: float = 1.0  # softmax over the batch on the vectors that rank the candidates
     vector_temperature: float = 0.05
     vector_dropout: float = 0.2  # of the components of the pooled vectors that this term sees
+    tokens: float = 1.0  # softmax over a part of the batch on the matches of tokens
     match: float = 0.5  # InfoNCE on expected matches of the heads
     one_pass: float = 0.0  # InfoNCE on the one-pass scores of the rounded docids
     balance: float = 0.4  # codes used evenly at every position
@@ -94,7 +99,8 @@ class TrainConfig:
     batch: int = 1024  # pairs in a step, over all processes
     chunk: int = 1024  # pairs that go through the network at once; any value gives the same gradient
     generation_batch: int = 256  # pairs of each step that the decoder learns from, until the docids are frozen
-    lr: float = 2e-3  # of heads and decoder
+    token_batch: int = 128  # pairs of each step whose tokens are matched with each other
+    lr: float = 2e-3  # of heads, decoder and token matcher
     adapter_lr: float = 2e-3  # of the adapter on x, which the ranking vectors come from
     encoder_lr: float = 2e-5  # for encoder layers that are not frozen
     weight_decay: float = 0.01
@@ -114,7 +120,15 @@ class TrainConfig:
         for name in given:
             length = getattr(self, name)
             require(0 < length < math.inf, f"train.{name} must be positive, got {length}")
-        for name in ("batch", "chunk", "generation_batch", "checkpoint_every", "log_every", "health_every"):
+        for name in (
+            "batch",
+            "chunk",
+            "generation_batch",
+            "token_batch",
+            "checkpoint_every",
+            "log_every",
+            "health_every",
+        ):
             require(getattr(self, name) >= 1, f"train.{name} must be at least 1, got {getattr(self, name)}")
         require(self.batch >= 2, "train.batch must be at least 2: the other documents of the batch are the negatives")
         for name in ("lr", "adapter_lr", "encoder_lr", "clip"):
@@ -138,6 +152,8 @@ class SearchConfig:
     beams: int = 10  # K: docids that are generated for a query
     candidates: int | None = None  # documents that are ranked, at the most; default: 2% of the corpus, at least 100
     ranking: str = "vector"  # candidates are ranked by docid score, by similarity of vectors, or by a weighted sum
+    token_weight: float = 0.4  # of the match of tokens beside the similarity of vectors, if the model has token vectors
+    matched: int = 100  # candidates whose tokens are matched: the most similar ones
     docid_weight: float = 0.005  # of the docid's log-probability in that sum; the similarity has weight 1
     fill_weight: float = (
         0.01  # of the heads' log-probability beside the nearness of a bucket's mean vector, in constrained
@@ -153,6 +169,8 @@ class SearchConfig:
             f"search.candidates must be at least 1, got {self.candidates}",
         )
         require(self.fill_weight >= 0, f"search.fill_weight must not be negative, got {self.fill_weight}")
+        require(self.token_weight >= 0, f"search.token_weight must not be negative, got {self.token_weight}")
+        require(self.matched >= 1, f"search.matched must be at least 1, got {self.matched}")
         require(self.docid_weight >= 0, f"search.docid_weight must not be negative, got {self.docid_weight}")
         require(
             self.bucket_cap is None or self.bucket_cap >= 1,
@@ -184,6 +202,7 @@ PRESETS: dict[str, Config] = {
             decoder_layers=6,
             decoder_width=768,
             decoder_heads=12,
+            token_width=0,
             head_prior=False,
         ),
         loss=LossConfig(
@@ -193,6 +212,7 @@ PRESETS: dict[str, Config] = {
             docid_gradient=1.0,
             vector=0.0,
             vector_dropout=0.0,
+            tokens=0.0,
             match=0.0,
             balance=0.0,
         ),

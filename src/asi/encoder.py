@@ -215,7 +215,7 @@ class TokenisedTexts:
 
     def places(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Indices into the flat array and the mask, both (B, T), for texts `rows` padded to the longest of them."""
-        T = int(self.padded_lengths[rows].max())
+        T = int(self.padded_lengths[rows].max(initial=LENGTH_STEP))
         mask = np.arange(T) < self.lengths[rows][:, None]
         return np.where(mask, self.offsets[rows][:, None] + np.arange(T), 0), mask
 

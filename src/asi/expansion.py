@@ -339,7 +339,7 @@ def pieces_of(encoder: Asi) -> int:
 def frozen_encoder(config: GeneratorConfig, device: torch.device) -> tuple[Asi, TextTokeniser]:
     source = find_encoder(config.encoder)
     return (
-        Asi(load_encoder(source, frozen_layers=1_000), ModelConfig()).to(device),
+        Asi(load_encoder(source, frozen_layers=1_000), ModelConfig(token_width=0)).to(device),
         load_tokeniser(source, config.max_length),
     )
 

@@ -69,10 +69,13 @@ def compute_features(
     return features
 
 
-def encode(model: Asi, features: Features, rows: NDArray[np.int64]) -> Encoded:
-    """Finish the encoding of the texts `rows`, with gradients into whatever is trained."""
+def encode(model: Asi, features: Features, rows: NDArray[np.int64], *, states: bool = True) -> Encoded:
+    """Finish the encoding of the texts `rows`, with gradients into whatever is trained.
+
+    Without `states` the token states are there only if the encoding needs them.
+    """
     pooled = on_device(model, features.pooled[rows]) if features.pooled is not None else None
-    if features.states is not None:
+    if features.states is not None and (states or pooled is None):
         places, kept = features.tokens.places(rows)
         mask = torch.from_numpy(kept).to(model.device)
         lower = on_device(model, features.states[places]) * mask[:, :, None]

@@ -112,8 +112,8 @@ def rebuild(path: Path, dataset: Dataset, *, device: str | None = None, added: A
     except DataError:  # too few pairs to train on, but documents all the same
         return build_store(folder, loaded, dataset.documents(), added=added)
     documents, queries = (
-        compute_features(loaded.model, loaded.tokenise(part), keep_states=False)
-        for part in (contents(texts.documents), texts.queries)
+        compute_features(loaded.model, loaded.tokenise(part), keep_states=keep and loaded.model.encoder.is_frozen)
+        for part, keep in ((contents(texts.documents), loaded.model.matcher is not None), (texts.queries, False))
     )
     corpus = CorpusFeatures(documents, queries, texts.pairs)
     return build_store(folder, loaded, texts.documents, corpus, added)
@@ -142,7 +142,7 @@ def check_store(folder: RunFolder) -> list[str]:
     with Store.open(folder.store, fingerprint=loaded.fingerprint) as store:
         found = store.check()
         sample = list(islice(store.stored_documents(), DOCUMENTS_ASKED_AGAIN))
-        docids, _ = assign_texts(loaded.model, loaded.tokenise([item.document.content for item in sample]))
+        docids = assign_texts(loaded.model, loaded.tokenise([item.document.content for item in sample])).docids
         other = [
             item.document.key for item, docid in zip(sample, docids.tolist(), strict=True) if item.docid != tuple(docid)
         ]

@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 from asi.checkpoint import LoadedModel, RunFolder, folder_beside, put_in_place
 from asi.encoder import TokenisedTexts
 from asi.features import Features, docids_of, encode
+from asi.matching import document_tokens, to_bytes
 from asi.model import Asi
 from asi.ranking import (
     KnownQueries,
+    RowShape,
     by_text,
     by_text_and_queries,
     chosen_share,
     pack,
-    row_width,
 )
 from asi.records import Document
 from asi.store import Store
@@ -29,9 +30,25 @@ TOKENS_PER_BATCH = 4096
 Added = Callable[[Sequence[Document]], None]  # called when the documents are durable
 
 
-def assign(model: Asi, features: Features) -> tuple[NDArray[np.uint16], NDArray[np.float32]]:
-    """The docids (n, m) and the vectors (n, D) of all texts."""
+class Assigned(NamedTuple):
+    """What the model says about n texts."""
+
+    docids: NDArray[np.uint16]  # (n, m)
+    vectors: NDArray[np.float32]  # (n, D)
+    tokens: NDArray[np.int8]  # (n, bytes of the token vectors); no bytes if they were not asked for
+
+
+def row_shape(model: Asi) -> RowShape:
+    return RowShape(model.encoder.shape.width, model.matcher.kept * model.matcher.width if model.matcher else 0)
+
+
+def assign(model: Asi, features: Features, *, tokens: bool = False) -> Assigned:
+    """The docids and vectors of all texts, and the vectors of their tokens if wanted."""
     count = len(features.tokens)
+    matcher = model.matcher if tokens else None
+    if matcher is not None and features.states is None:
+        features = Features(features.tokens, None, None)  # pooled vectors alone do not say what the tokens' states are
+    matched = np.empty((count, row_shape(model).tokens if matcher is not None else 0), dtype=np.int8)
     docids = np.empty((count, model.config.m), dtype=np.uint16)
     vectors = np.empty((count, model.encoder.shape.width), dtype=np.float32)
     for rows in features.tokens.batches(TOKENS_PER_BATCH):
@@ -39,15 +56,18 @@ def assign(model: Asi, features: Features) -> tuple[NDArray[np.uint16], NDArray[
         # the same docid whatever it is added with.
         filled = np.resize(rows, max(len(rows), 4))
         with torch.inference_mode():
-            x = encode(model, features, filled).x
+            text = encode(model, features, filled, states=False)
+            x = text.x
             codes = docids_of(model, features, filled, x)
+            if matcher is not None:
+                matched[rows] = to_bytes(document_tokens(matcher, model, features, filled, text))[: len(rows)]
         docids[rows] = codes[: len(rows)].cpu().numpy()
         vectors[rows] = x[: len(rows)].float().cpu().numpy()
-    return docids, vectors
+    return Assigned(docids, vectors, matched)
 
 
-def assign_texts(model: Asi, tokens: TokenisedTexts) -> tuple[NDArray[np.uint16], NDArray[np.float32]]:
-    return assign(model, Features(tokens, None, None))
+def assign_texts(model: Asi, tokens: TokenisedTexts) -> Assigned:
+    return assign(model, Features(tokens, None, None), tokens=True)
 
 
 def batched(documents: Iterable[Document], size: int) -> Iterator[list[Document]]:
@@ -66,8 +86,8 @@ def add_documents(
     """Give the documents docids and store them, batch by batch; each batch is durable when `added` is called."""
     count = 0
     for batch in batched(documents, size):
-        docids, vectors = assign_texts(loaded.model, loaded.tokenise([document.content for document in batch]))
-        store.add(batch, docids, pack(by_text(vectors)))
+        found = assign_texts(loaded.model, loaded.tokenise([document.content for document in batch]))
+        store.add(batch, found.docids, pack(by_text(found.vectors), found.tokens))
         count += len(batch)
         if added is not None:
             added(batch)
@@ -95,7 +115,7 @@ def build_store(
     """
     beside = folder_beside(folder.store)
     config = loaded.model.config
-    shape = {"m": config.m, "V": config.V, "width": row_width(loaded.model.encoder.shape.width)}
+    shape = {"m": config.m, "V": config.V, "width": row_shape(loaded.model).whole}
     with Store.create(beside, **shape, fingerprint=loaded.fingerprint) as store, store.bulk():
         if corpus is None:
             count = add_documents(loaded, store, documents, added)
@@ -113,10 +133,10 @@ def build_store(
 
 def corpus_rows(loaded: LoadedModel, corpus: CorpusFeatures) -> tuple[NDArray[np.uint16], NDArray[np.int8]]:
     """Docids and ranking rows of all documents of a corpus."""
-    docids, vectors = assign(loaded.model, corpus.documents)
-    ranked = by_text(vectors)
+    found = assign(loaded.model, corpus.documents, tokens=True)
+    ranked = by_text(found.vectors)
     if loaded.config.index.known_queries and corpus.documents.pooled is not None:
-        _, queries = assign(loaded.model, corpus.queries)
+        queries = assign(loaded.model, corpus.queries).vectors
         known = KnownQueries(queries, corpus.pairs, corpus.queries.pooled, corpus.documents.pooled)
-        ranked = by_text_and_queries(vectors, known, chosen_share(known))
-    return docids, pack(ranked)
+        ranked = by_text_and_queries(found.vectors, known, chosen_share(known))
+    return found.docids, pack(ranked, found.tokens)

@@ -201,7 +201,7 @@ def wordllama_embedding() -> Callable[[Sequence[str]], Floats]:
 
 def encoder_embedding(source: Path) -> Callable[[Sequence[str]], Floats]:
     """The mean of the token states of a plain encoder."""
-    plain = Asi(load_encoder(source, frozen_layers=1_000), ModelConfig())
+    plain = Asi(load_encoder(source, frozen_layers=1_000), ModelConfig(token_width=0))
     tokenise = load_tokeniser(source, min(JUDGED_TOKENS, longest_text(source)))
 
     def embed(texts: Sequence[str]) -> Floats:

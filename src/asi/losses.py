@@ -82,6 +82,17 @@ def one_pass_match(query_log_probs: Tensor, docids: Tensor, negatives: Tensor) -
     return in_batch_softmax(query_log_probs.flatten(1) @ docids.flatten(1).T, negatives)
 
 
+def token_match(queries: Tensor, documents: Tensor) -> Tensor:
+    """Match (Bq, Bd) of token vectors (B, T, d): each query token's product with the document's nearest, summed."""
+    products = queries.flatten(0, 1) @ documents.flatten(0, 1).T  # (Bq Tq, Bd Td)
+    return products.view(*queries.shape[:2], *documents.shape[:2]).amax(3).sum(1)
+
+
+def token_softmax(queries: Tensor, documents: Tensor, negatives: Tensor, temperature: float) -> Tensor:
+    """InfoNCE on the matches of tokens that rank the candidates."""
+    return in_batch_softmax(token_match(queries, documents) / temperature, negatives)
+
+
 def code_balance(documents: Tensor) -> Tensor:
     """How far each position's use of its codes (B, m, V) is from even: log V minus the entropy of the batch's mean."""
     use = documents.mean(0)  # (m, V)

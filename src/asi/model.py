@@ -6,8 +6,10 @@ Letters: B batch, T tokens, D encoder width, d decoder width, m docid length, V 
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from asi.config import ModelConfig
@@ -56,6 +58,36 @@ class IndexHeads(nn.Module):
         x = self.adapter(x) if self.adapter is not None else x
         logits = self.linear(self.norm(x)) * self.log_scale.exp()
         return logits.view(len(x), self.m, self.V)  # (B, m, V)
+
+
+class TokenMatcher(nn.Module):
+    """Token states to short unit vectors, for ranking by single tokens."""
+
+    rarity: Tensor  # (vocabulary,)
+
+    def __init__(self, width: int, vocabulary: int, config: ModelConfig) -> None:
+        super().__init__()
+        self.kept = config.kept_tokens  # of a document
+        self.width = min(config.token_width, width)
+        self.projection = nn.Linear(width, self.width, bias=False)
+        self.register_buffer("rarity", torch.ones(vocabulary))
+
+    def forward(self, states: Tensor, rarity: Tensor) -> Tensor:
+        """Unit vectors (B, T, d) of token states (B, T, D); 0 where the rarity (B, T) is, because no token is there."""
+        vectors = F.normalize(self.projection(states), dim=-1)
+        return vectors * (rarity > 0).to(vectors.device, vectors.dtype)[:, :, None]
+
+    @property
+    def known_rarity(self) -> NDArray[np.float32]:
+        return self.rarity.cpu().numpy()
+
+    def set_rarity(self, rarity: NDArray[np.float32]) -> None:
+        self.rarity.copy_(torch.from_numpy(rarity))
+
+    def set_directions(self, directions: Tensor) -> None:
+        """Start from the first of these orthogonal directions (D, D)."""
+        with torch.no_grad():
+            self.projection.weight.copy_(directions[: self.width])
 
 
 class DecoderLayer(nn.Module):
@@ -199,6 +231,7 @@ class Asi(nn.Module):
         self.adapter = Adapter(width, config.adapter) if config.adapter else None
         self.heads = IndexHeads(width, config)
         self.decoder = Decoder(width, config)
+        self.matcher = TokenMatcher(width, encoder.shape.vocabulary, config) if config.token_width else None
 
     @property
     def device(self) -> torch.device:

@@ -17,8 +17,11 @@ from asi.batches import Batch, TrainingPairs
 from asi.config import Config
 from asi.features import TOKENS_PER_BATCH, Features, docids_of, encode
 from asi.losses import straight_through
+from asi.matching import document_tokens, query_tokens
 from asi.metrics import DocidHealth, docid_health
 from asi.model import Asi, Encoded
+
+TRAINED_TOKENS = 16  # of a query, that are matched in training: fewer than in search, because this is a step's cost
 
 
 class Representations(NamedTuple):
@@ -28,6 +31,8 @@ class Representations(NamedTuple):
     document_logits: Tensor  # (B, m, V)
     query_vectors: Tensor  # (B, D)
     document_vectors: Tensor  # (B, D)
+    query_tokens: Tensor  # (B, T, d); 0 for pairs whose tokens are not matched in this step
+    document_tokens: Tensor  # (B, T, d)
 
 
 class Phase(NamedTuple):
@@ -43,6 +48,11 @@ def partly_detached(x: Tensor, share: float) -> Tensor:
     if share in (0, 1):
         return x if share else x.detach()
     return share * x + (1 - share) * x.detach()
+
+
+def some(text: Encoded, rows: Tensor) -> Encoded:
+    """The encoding of those texts of a batch for which `rows` (B,) is true."""
+    return Encoded(*(part[rows] for part in text))
 
 
 def feature_dropout(vectors: Tensor, rows: NDArray[np.int64], step: int, share: float) -> Tensor:
@@ -91,17 +101,40 @@ class AsiObjective:
             "heads": (list(self.model.heads.parameters()), train.lr),
             "encoder": ([p for p in self.model.encoder.parameters() if p.requires_grad], train.encoder_lr),
         }
+        if self.model.matcher is not None:
+            groups["matcher"] = (list(self.model.matcher.parameters()), train.lr)
         if self.model.adapter is not None:
             groups["adapter"] = (list(self.model.adapter.parameters()), train.adapter_lr)
         return {name: group for name, group in groups.items() if group[0]}
 
     def represent(self, batch: Batch) -> tuple[Representations, Encoded]:
         query = encode(self.model, self.queries, batch.queries)
-        document = encode(self.model, self.documents, batch.documents)
+        document = encode(self.model, self.documents, batch.documents, states=False)
         query_logits = self.head_logits(query, batch.queries, batch.step)
         document_logits = self.head_logits(document, batch.documents, batch.step)
         vectors = (self.vectors(query, batch.queries, batch.step), self.vectors(document, batch.documents, batch.step))
-        return Representations(query_logits, document_logits, *vectors), query
+        tokens = self.token_vectors(query, document, batch)
+        return Representations(query_logits, document_logits, *vectors, *tokens), query
+
+    def token_vectors(self, query: Encoded, document: Encoded, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Token vectors of the pairs whose turn it is, the same ones however the batch is cut."""
+        matcher = self.model.matcher
+        if matcher is None or not self.config.loss.tokens:
+            return query.x.new_zeros(len(batch.queries), 0), query.x.new_zeros(len(batch.queries), 0)
+        turn = (batch.first + np.arange(len(batch.queries))) % self.token_stride == 0
+        rows = torch.from_numpy(turn).to(query.x.device)
+        queries = query_tokens(
+            matcher, self.model, self.queries, batch.queries[turn], some(query, rows), TRAINED_TOKENS
+        )
+        documents = document_tokens(matcher, self.model, self.documents, batch.documents[turn], some(document, rows))
+        whole = queries.new_zeros(len(turn), *queries.shape[1:]), documents.new_zeros(len(turn), *documents.shape[1:])
+        return whole[0].masked_scatter(rows[:, None, None], queries), whole[1].masked_scatter(
+            rows[:, None, None], documents
+        )
+
+    @property
+    def token_stride(self) -> int:
+        return -(-self.pairs.batch // self.config.train.token_batch)
 
     def head_logits(self, text: Encoded, rows: NDArray[np.int64], step: int) -> Tensor:
         x = partly_detached(text.x, self.config.loss.docid_gradient)
@@ -118,7 +151,7 @@ class AsiObjective:
     def batch_losses(self, representations: Representations, batch: Batch) -> dict[str, Tensor]:
         """The weighted terms that compare every query and document of the batch with every other."""
         weights = self.config.loss
-        query_logits, document_logits, query_vectors, document_vectors = representations
+        query_logits, document_logits, query_vectors, document_vectors, query_tokens, document_tokens = representations
         query_probs, document_probs = query_logits.softmax(-1), document_logits.softmax(-1)
         negatives = self.pairs.negatives(batch).to(query_logits.device)
         rows = torch.from_numpy(batch.documents).to(query_logits.device)
@@ -132,6 +165,10 @@ class AsiObjective:
         if weights.vector:
             term = losses.vector_softmax(query_vectors, document_vectors, negatives, weights.vector_temperature)
             parts["vector"] = weights.vector * term
+        if weights.tokens and self.model.matcher is not None:
+            turn = slice(None, None, self.token_stride)
+            matched = query_tokens[turn], document_tokens[turn], negatives[turn, turn]
+            parts["tokens"] = weights.tokens * losses.token_softmax(*matched, weights.vector_temperature)
         if weights.match:
             parts["match"] = weights.match * losses.expected_match(query_probs, document_probs, negatives)
         if weights.one_pass:
@@ -178,7 +215,7 @@ class AsiObjective:
         x = partly_detached(x, self.config.loss.docid_gradient if phase.joint else 0)
         states = states if phase.joint else states.detach()
         prior = prior if phase.straight_through else prior.detach()
-        chosen = Encoded(x, states, query.mask[rows], query.pooled[rows])
+        chosen = some(query, rows)._replace(x=x, states=states)
         log_probs = self.model.decoder(chosen, docid, prior)
         return self.config.loss.generation * losses.generation(log_probs, docid).sum()
 
@@ -192,7 +229,7 @@ class AsiObjective:
         found = np.empty((len(rows), self.model.config.m), dtype=np.int64)
         with torch.no_grad():
             for start in range(0, len(rows), size):
-                x = encode(self.model, self.documents, rows[start : start + size]).x
+                x = encode(self.model, self.documents, rows[start : start + size], states=False).x
                 found[start : start + size] = docids_of(self.model, self.documents, rows[start : start + size], x).cpu()
         return found
 

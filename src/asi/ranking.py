@@ -1,7 +1,8 @@
 """What a document is ranked by: a row of bytes in the store.
 
 A row holds a vector of one byte per component, its scale and a bias. A query with the unit vector x gives the document
-the score scale * <vector, x> + bias: the cosine, if only the document's text is known.
+the score scale * <vector, x> + bias: the cosine, if only the document's text is known. Behind them stand the vectors of
+the document's tokens (see `matching`), if the model has any.
 
 A document with training queries is ranked by these too: partly by the cosine with its text, partly by the cosine with
 the mean of its queries. A query resembles other queries more than it resembles documents, so the second part is brought
@@ -32,19 +33,32 @@ class RankingRows(NamedTuple):
     bias: Floats  # (n,)
 
 
-def row_width(D: int) -> int:
-    return D + SCALE_AND_BIAS
+class RowShape(NamedTuple):
+    """Where the parts of a row are."""
+
+    vector: int  # D
+    tokens: int  # bytes of the token vectors
+
+    @property
+    def ranked(self) -> int:
+        """The part that is read for every candidate."""
+        return self.vector + SCALE_AND_BIAS
+
+    @property
+    def whole(self) -> int:
+        return self.ranked + self.tokens
 
 
-def pack(rows: RankingRows) -> NDArray[np.int8]:
-    """Rows as bytes; each vector's largest component becomes 127."""
+def pack(rows: RankingRows, tokens: NDArray[np.int8]) -> NDArray[np.int8]:
+    """Rows as bytes; each vector's largest component becomes 127. `tokens` (n, bytes) go behind them."""
     largest = np.abs(rows.vectors).max(axis=1, keepdims=True)
     scale = np.maximum(largest, 1e-9) / np.float32(127)
     extra = np.concatenate([scale, rows.bias[:, None]], axis=1).astype(np.float32)
-    return np.concatenate([np.rint(rows.vectors / scale).astype(np.int8), extra.view(np.int8)], axis=1)
+    return np.concatenate([np.rint(rows.vectors / scale).astype(np.int8), extra.view(np.int8), tokens], axis=1)
 
 
 def unpack(stored: NDArray[np.int8]) -> RankingRows:
+    """Vectors and biases of rows without their tokens."""
     extra = np.ascontiguousarray(stored[:, -SCALE_AND_BIAS:]).view(np.float32)  # (n, 2)
     return RankingRows(stored[:, :-SCALE_AND_BIAS].astype(np.float32) * extra[:, :1], extra[:, 1])
 

@@ -20,6 +20,7 @@ from asi.encoder import TextTokeniser, find_encoder, load_encoder, load_tokenise
 from asi.errors import CheckpointError, ConfigError, Interrupted
 from asi.features import Features, compute_features
 from asi.indexing import CorpusFeatures, build_store
+from asi.matching import start_matcher
 from asi.metrics import collapse_warning
 from asi.model import Asi
 from asi.objective import AsiObjective
@@ -174,13 +175,14 @@ def prepare(
     features = {}
     for name, items, keep in (
         ("queries", texts.queries, True),
-        ("documents", contents(texts.documents), not model.encoder.is_frozen),
+        ("documents", contents(texts.documents), not model.encoder.is_frozen or model.matcher is not None),
     ):
         tokens = tokenise(items)
         reporter.stage(f"encoding {name}", len(tokens))
         features[name] = compute_features(
             model, tokens, keep_states=keep, cache=cache, progress=lambda done, _: reporter.advance(done)
         )
+    start_matcher(model, features["documents"].tokens)
     pairs = TrainingPairs(texts.pairs, config.train.seed, config.train.batch)
     if pairs.batch < config.train.batch:
         reporter.message(f"the data has {len(texts.pairs)} training pairs: batches have {pairs.batch} of them")
@@ -204,10 +206,11 @@ def finish(folder: RunFolder, config: Config, prepared: Prepared, reporter: Repo
         done += len(batch)
         reporter.advance(done)
 
-    # From the texts, as a new document would be: kept states are rounded, and a docid could come out otherwise.
-    corpus = CorpusFeatures(
-        prepared.documents._replace(states=None), prepared.queries._replace(states=None), prepared.texts.pairs
-    )
+    documents, queries = prepared.documents, prepared.queries._replace(states=None)
+    if not prepared.model.encoder.is_frozen:
+        # From the texts, as a new document would be: kept states are rounded, and a docid could come out otherwise.
+        documents = documents._replace(states=None)
+    corpus = CorpusFeatures(documents, queries, prepared.texts.pairs)
     build_store(folder, loaded, prepared.texts.documents, corpus, added)
     shutil.rmtree(folder.cache, ignore_errors=True)
     shutil.rmtree(folder.checkpoints, ignore_errors=True)

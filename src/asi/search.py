@@ -20,7 +20,11 @@ from asi.arrays import expand_ranges
 from asi.beam import PrefixTree, beam_search, stable_topk
 from asi.checkpoint import LoadedModel
 from asi.config import SearchConfig
+from asi.encoder import TokenisedTexts
 from asi.errors import ConfigError
+from asi.features import Features
+from asi.indexing import row_shape
+from asi.matching import match, query_tokens
 from asi.model import Encoded, Generation
 from asi.ranking import unpack
 from asi.records import Docid, Document, Hit
@@ -32,6 +36,7 @@ SMALLEST_BATCH = 4  # below this, matrix products take another path and round di
 SCORES_AT_ONCE = 2**24  # queries x docids scored together in one-pass
 CANDIDATE_SHARE = 0.02  # of the corpus, that is ranked where no number is given
 LEAST_CANDIDATES = 100
+WORST_MATCH = -1.0
 LARGEST_CENTRES = 2**30  # bytes; with more docids than fit in here the list is filled up by the heads alone
 
 
@@ -69,6 +74,8 @@ class Searcher:
         self.store = store
         self.config = config or loaded.config.search
         self.view: View | None = None
+        shape = row_shape(self.model)
+        self.ranked, self.tokens = slice(0, shape.ranked), slice(shape.ranked, shape.whole)  # of a row in the store
 
     def current_view(self) -> View:
         snapshot = self.store.snapshot()
@@ -86,7 +93,7 @@ class Searcher:
         sums, biases = np.empty((count, width), dtype=np.float32), np.empty(count, dtype=np.float32)
         for first in range(0, count, BUCKETS_AT_ONCE):
             starts = snapshot.offsets[first : first + BUCKETS_AT_ONCE + 1]
-            vectors, bias = unpack(self.store.vectors(snapshot.numbers[starts[0] : starts[-1]]))
+            vectors, bias = unpack(self.store.vectors(snapshot.numbers[starts[0] : starts[-1]], self.ranked))
             sums[first : first + BUCKETS_AT_ONCE] = np.add.reduceat(vectors, starts[:-1] - starts[0], axis=0)
             biases[first : first + BUCKETS_AT_ONCE] = np.add.reduceat(bias, starts[:-1] - starts[0])
         sizes = np.diff(snapshot.offsets).astype(np.float32)
@@ -138,14 +145,18 @@ class Searcher:
                     rows = same[start : start + QUERIES_PER_BATCH]
                     ids, mask = (part.to(self.model.device) for part in tokens.padded(rows))
                     states = self.model.encoder(ids, mask)
-                    groups.append((rows, self.padded(states, mask, len(rows))))
+                    repeated = np.append(rows, np.full(max(0, SMALLEST_BATCH - len(rows)), rows[0]))
+                    among = torch.from_numpy(np.searchsorted(rows, repeated)).to(states.device)
+                    encoded = self.model.finish(states[among], mask[among])
+                    groups.append(
+                        (rows, PaddedQueries(encoded, self.token_vectors(tokens, repeated, encoded), len(rows)))
+                    )
         return groups
 
-    def padded(self, states: Tensor, mask: Tensor, count: int) -> "PaddedQueries":
-        if count < SMALLEST_BATCH:
-            repeat = [*range(count), *[0] * (SMALLEST_BATCH - count)]
-            states, mask = states[repeat], mask[repeat]
-        return PaddedQueries(self.model.finish(states, mask), count)
+    def token_vectors(self, tokens: TokenisedTexts, rows: NDArray[np.int64], encoded: Encoded) -> Tensor | None:
+        if self.model.matcher is None:
+            return None
+        return query_tokens(self.model.matcher, self.model, Features(tokens, None, None), rows, encoded)
 
     def find_docids(self, query: "PaddedQueries", view: View, count: int) -> Docids:
         """At least `count` docids per query, if there are as many; the plain beam has as many as it has beams."""
@@ -193,18 +204,36 @@ class Searcher:
     def rank_scores(self, candidates: Candidates, query: "PaddedQueries") -> NDArray[np.float32]:
         if self.config.ranking == "docid":
             return candidates.score
-        rows = unpack(self.store.vectors(candidates.number))
+        rows = unpack(self.store.vectors(candidates.number, self.ranked))
         x = F.normalize(query.x, dim=-1).cpu().numpy()
         similarity: NDArray[np.float32] = np.einsum("nd,nd->n", rows.vectors, x[candidates.query]) + rows.bias
+        if query.tokens is not None and self.config.token_weight:
+            similarity = similarity + np.float32(self.config.token_weight) * self.matches(candidates, similarity, query)
         if self.config.ranking == "vector":
             return similarity
         return similarity + np.float32(self.config.docid_weight) * candidates.score
+
+    def matches(
+        self, candidates: Candidates, similarity: NDArray[np.float32], query: "PaddedQueries"
+    ) -> NDArray[np.float32]:
+        """How well the tokens of the most similar candidates match the query's; the worst for the others."""
+        assert query.tokens is not None
+        assert self.model.matcher is not None
+        found = np.full(len(similarity), WORST_MATCH, dtype=np.float32)
+        chosen = best_of_each_query(candidates, similarity, self.config.matched, None, query.real)
+        with torch.inference_mode():
+            for i in range(query.real):
+                own = chosen[candidates.query[chosen] == i]
+                stored = self.store.vectors(candidates.number[own], self.tokens)
+                found[own] = match(query.tokens[i], stored, self.model.matcher.kept)
+        return found
 
 
 class PaddedQueries(NamedTuple):
     """Encoded queries, of which only the first `real` are asked for."""
 
     encoded: Encoded
+    tokens: Tensor | None  # (Q, T, d), if the model matches tokens
     real: int
 
     @property

@@ -202,15 +202,15 @@ class Store:
                 return
             start = int.from_bytes(records[-1][0]) + 1
 
-    def vectors(self, numbers: NDArray[np.integer[Any]]) -> NDArray[np.int8]:
-        """The vectors (n, width) of these documents, be they deleted or replaced meanwhile."""
+    def vectors(self, numbers: NDArray[np.integer[Any]], part: slice = slice(None)) -> NDArray[np.int8]:
+        """The vectors (n, width) of these documents, or a part of each, be they deleted or replaced meanwhile."""
         needed = int(numbers.max()) + 1 if len(numbers) else 0
         rows = self._rows
         if len(rows) < needed:
             rows = self._rows = self._map_rows()
         if len(rows) < needed:
             raise StoreError(f"{self.folder / VECTORS} has no vector of document number {needed - 1}")
-        return np.take(rows, numbers, axis=0)
+        return np.take(rows[:, part], numbers, axis=0)
 
     def check(self) -> list[str]:
         """Every inconsistency in the store, in words. Reads all of it in one transaction."""

@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+import torch
+
+from asi import losses
+from asi.encoder import TokenisedTexts
+from asi.matching import BYTE, kept_tokens, match, rarity_of
+
+TEXTS = [[1, 5, 6, 2], [1, 5, 5, 7, 8, 2], [1, 2]]  # 1 and 2 begin and end every text
+
+
+@pytest.fixture
+def tokens():
+    flat = np.array([token for text in TEXTS for token in text], np.int32)
+    return TokenisedTexts(flat, np.append(0, np.cumsum([len(text) for text in TEXTS])), pad=0)
+
+
+def test_rarity_counts_documents_not_tokens(tokens):
+    rarity = rarity_of(tokens, vocabulary=10)
+    assert rarity[[1, 2]].tolist() == [0, 0]  # in all three
+    assert rarity[5] == pytest.approx(np.log(4 / 3))  # in two, though three times
+    assert rarity[6] == rarity[8] == pytest.approx(np.log(4 / 2))
+    assert rarity[9] == pytest.approx(np.log(4))  # in none
+
+
+def test_the_rarest_tokens_are_kept_and_the_first_among_equals(tokens):
+    rarity = rarity_of(tokens, vocabulary=10)
+    kept = kept_tokens(tokens, np.array([1, 0, 2]), rarity, 3)
+    assert kept.places.tolist() == [[3, 4, 1], [2, 1, 0], [0, 1, 0]]  # 7 8 5; 6 5 1; 1 2 and nothing
+    assert (kept.rarity > 0).tolist() == [[True] * 3, [True] * 3, [True, True, False]]
+    alone = kept_tokens(tokens, np.array([1]), rarity, 9)  # what a text keeps does not depend on its neighbours
+    assert alone.places[0, :3].tolist() == [3, 4, 1]
+    assert (alone.rarity > 0).sum() == 6
+
+
+def test_match_equals_brute_force():
+    draw = torch.Generator().manual_seed(0)
+    queries = torch.randn(4, 3, 8, generator=draw)
+    documents = torch.nn.functional.normalize(torch.randn(5, 6, 8, generator=draw), dim=-1)
+    expected = [
+        [sum(max(float(asked @ token) for token in document) for asked in query) for document in documents]
+        for query in queries
+    ]
+    found = losses.token_match(queries, documents)
+    assert found.tolist() == pytest.approx(np.array(expected), abs=1e-5)
+    stored = (documents * BYTE).round().to(torch.int8).flatten(1).numpy()
+    assert match(queries[0], stored, kept=6) == pytest.approx(expected[0], abs=0.05)
