@@ -36,7 +36,7 @@ from asi.training import Listener, StepReport, Trainer, fit
 
 QUERY_TOKENS = 24
 DEFAULT_STEPS = 600
-SAMPLED_FROM = 10  # word pieces: the likeliest ones at each place
+SAMPLED_FROM = 10  # the likeliest choices at each place
 DOCUMENTS_PER_BATCH = 128
 KIND = "query generator"
 
@@ -106,12 +106,12 @@ class CopyDecoder(nn.Module):
         taken = (copied * (source[:, None, :] == target[:, :, None])).sum(-1)
         return (1 - share[:, :, 0]) * written + share[:, :, 0] * taken
 
-    def distribution(self, hidden: Tensor, states: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-        """The probability (B, pieces) of every word piece at the last place of `hidden` (B, 1, d)."""
+    def choices(self, hidden: Tensor, states: Tensor, mask: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Everything that can be written or copied at the last place of `hidden` (B, 1, d): its probability and its
+        word piece, both (B, W + T). A piece that the vocabulary and the document have is there more than once."""
         generated, copied, share = (part[:, 0] for part in self.parts(hidden, states, mask))
-        whole = torch.zeros(len(hidden), self.embeddings.num_embeddings, device=hidden.device, dtype=hidden.dtype)
-        whole[:, self.vocabulary] = (1 - share) * generated
-        return whole.scatter_add_(1, source, share * copied)
+        probabilities = torch.cat([(1 - share) * generated, share * copied], dim=1)
+        return probabilities, torch.cat([self.vocabulary.expand(len(source), -1), source], dim=1)
 
 
 class ExpansionPhase(NamedTuple):
@@ -244,9 +244,9 @@ def sample_queries(
             mixed = F.scaled_dot_product_attention(query, keys, values)
             hidden = hidden + layer.self_out(mixed.transpose(1, 2).flatten(2))
             hidden = layer.cross_and_inner(hidden, memories[number], mask)
-        likelihood = decoder.distribution(decoder.norm(hidden), states, mask, source)
-        best, numbers = likelihood.topk(SAMPLED_FROM, dim=-1)
-        chosen = numbers.gather(1, torch.multinomial(best, 1, generator=draw))
+        probabilities, choices = decoder.choices(decoder.norm(hidden), states, mask, source)
+        best, numbers = probabilities.topk(min(SAMPLED_FROM, choices.size(1)), dim=-1)
+        chosen = choices.gather(1, numbers.gather(1, torch.multinomial(best, 1, generator=draw)))
         chosen[done] = end
         pieces = torch.cat([pieces, chosen], dim=1)
         done = done | (chosen[:, 0] == end)

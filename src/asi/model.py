@@ -156,27 +156,37 @@ class Decoder(nn.Module):
     def table(self, tables: Tensor, position: int) -> Tensor:
         return tables[position if len(tables) > 1 else 0]  # (V, d)
 
-    def log_probs(self, states: Tensor, position: int, prior: Tensor) -> Tensor:
-        """States (B, n, d) at `position` to log-probabilities (B, n, V); `prior` (B, V) are the heads' logits there."""
+    def log_probs(self, states: Tensor, position: int, prior: Tensor | None) -> Tensor:
+        """States (B, n, d) at `position` to log-probabilities (B, n, V); `prior` (B, m, V) are the heads' logits."""
         logits = F.linear(self.norm(states), self.table(self.outputs, position))
-        if self.prior_scale is not None:
-            logits = logits + self.prior_scale * prior[:, None]
+        if self.prior_scale is not None and prior is not None:
+            logits = logits + self.prior_scale * prior[:, position, None]
         return logits.log_softmax(-1)
 
-    def forward(self, query: Encoded, docid: Tensor, prior: Tensor) -> Tensor:
-        """Log-probabilities (B, m, V) of every position given the true docid before it; docid is one-hot (B, m, V)."""
-        embedded = [docid[:, i] @ self.table(self.embeddings, i) for i in range(self.m - 1)]
-        states = torch.stack([self.start(self.norm_x(query.x)), *embedded], dim=1) + self.positions  # (B, m, d)
+    def states(self, query: Encoded, docid: Tensor) -> Tensor:
+        """States (B, m, d) at every position given the true docid before it: codes (B, m), or one-hots (B, m, V)."""
+        embedded = [self.embedded(docid[:, i], i) for i in range(self.m - 1)]
+        states = torch.stack([self.start(self.norm_x(query.x)), *embedded], dim=1) + self.positions
         for layer in self.blocks:
             states = layer(states, layer.memory_keys_values(query.states), query.mask)
-        steps = [self.log_probs(states[:, i : i + 1], i, prior[:, i]) for i in range(self.m)]
+        return states
+
+    def embedded(self, codes: Tensor, position: int) -> Tensor:
+        """Codes (...,), or one-hots (..., V) that may carry a gradient, to vectors (..., d)."""
+        table = self.table(self.embeddings, position)
+        return codes @ table if codes.is_floating_point() else F.embedding(codes, table)
+
+    def forward(self, query: Encoded, docid: Tensor, prior: Tensor | None = None) -> Tensor:
+        """Log-probabilities (B, m, V) of every position given the true docid before it."""
+        states = self.states(query, docid)
+        steps = [self.log_probs(states[:, i : i + 1], i, prior) for i in range(self.m)]
         return torch.cat(steps, dim=1)
 
 
 class Generation:
     """A generation under way for Q queries: a step function for beam search, with keys and values kept."""
 
-    def __init__(self, decoder: Decoder, query: Encoded, prior: Tensor) -> None:
+    def __init__(self, decoder: Decoder, query: Encoded, prior: Tensor | None = None) -> None:
         self.decoder = decoder
         self.query = query
         self.prior = prior  # (Q, m, V)
@@ -191,14 +201,14 @@ class Generation:
             states = decoder.start(decoder.norm_x(self.query.x))[:, None]  # (Q, 1, d)
         else:
             code, parent = moves
-            states = F.embedding(code, decoder.table(decoder.embeddings, i - 1))
+            states = decoder.embedded(code, i - 1)
             self.kept = [(reordered(keys, parent), reordered(values, parent)) for keys, values in self.kept]
         states = states + decoder.positions[i]
         for number, layer in enumerate(decoder.blocks):
             states = self.attend(number, layer, states)
             states = layer.cross_and_inner(states, self.memories[number], self.query.mask)
         self.position += 1
-        return decoder.log_probs(states, i, self.prior[:, i])
+        return decoder.log_probs(states, i, self.prior)
 
     def attend(self, number: int, layer: DecoderLayer, states: Tensor) -> Tensor:
         """Self-attention of each beam's newest state over its own kept keys and values."""

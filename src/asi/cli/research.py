@@ -114,7 +114,8 @@ def study(
     from asi.judges import find_judge
     from asi.screen import ScreenReporter
 
-    config = resolve_config("small", None, None, [*(settings or []), f"train.steps={steps}"])
+    # What is studied are docids: ranking by tokens would only take time.
+    config = resolve_config("small", None, None, ["model.token_width=0", *(settings or []), f"train.steps={steps}"])
     bad = bad_records(skip_bad)
     with ScreenReporter() as reporter, stop_signals() as stopping:
         dataset = open_dataset(data, bad)
