@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from asi.baselines.dense import ExactRetriever
 from asi.batches import contents
 from asi.config import Config, with_overrides
 from asi.datasets import open_dataset
@@ -27,6 +26,7 @@ from asi.metrics import docid_scores, document_level, relevant_keys
 from asi.ranking import unpack
 from asi.records import Hit
 from asi.run import check_same_run, train
+from asi.systems.exact import ExactRetriever
 
 DENSE = (
     "loss.generation=0",

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from asi.baselines.dense import ExactRetriever
-from asi.baselines.lexical import LexicalRetriever
 from asi.compare import WAYS, evaluate_ways
 from asi.config import Config, with_overrides
 from asi.datasets import Dataset, open_dataset
@@ -24,6 +22,8 @@ from asi.index import Index
 from asi.indexing import assign
 from asi.metrics import Report
 from asi.run import check_same_run, train
+from asi.systems.exact import ExactRetriever
+from asi.systems.lexical import LexicalRetriever
 
 DENSE = [f"loss.{name}=0" for name in ("generation", "contrastive", "reverse", "match", "balance")]
 DENSE += ["train.freeze_docids=1", "index.known_queries=false", "model.token_width=0"]

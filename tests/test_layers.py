@@ -19,7 +19,8 @@ LAYERS = [
     "objective training indexing judges",
     "search",
     "run evaluation",
-    "index baselines expansion",
+    "index expansion",
+    "systems",
     "compare screen",
     "analysis",
     "demo",
@@ -28,7 +29,8 @@ LAYERS = [
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row.split()}
 ONE_PLACE = {
     "lmdb": "database",
-    "bm25s": "baselines",
+    "bm25s": "systems",
+    "faiss": "systems",
     "ir_measures": "metrics",
     "pyarrow": "rows",
     "tokenizers": "encoder",

@@ -3,10 +3,10 @@ from math import log
 
 import pytest
 
-from asi.baselines import lexical
-from asi.baselines.lexical import LexicalRetriever, words
 from asi.errors import DataError
 from asi.records import Document, Hit
+from asi.systems import lexical
+from asi.systems.lexical import LexicalRetriever, words
 
 DOCUMENTS = [
     Document("d0", "An abnormally fast heart rate.", title="Tachycardia"),

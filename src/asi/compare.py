@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from asi.baselines.dense import ExactRetriever, untrained_embedding
-from asi.baselines.lexical import LexicalRetriever
 from asi.datasets import Dataset
 from asi.evaluation import DocidMap, Run, evaluate_documents, evaluate_searchers
 from asi.index import Index
 from asi.judges import Judge
 from asi.metrics import Report
 from asi.records import Retriever
+from asi.systems.exact import ExactRetriever, untrained_embedding
+from asi.systems.lexical import LexicalRetriever
 from asi.trec import write_trec_run
 
 # The ways to search that are compared; settings as in SearchConfig.

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from asi.features import Features, compute_features
 from asi.model import Asi, DecoderLayer
 from asi.records import Document
 from asi.run import Reporter
-from asi.training import Listener, StepReport, Trainer, fit
+from asi.training import Listener, Nothing, SinglePairObjective, StepReport, Trainer, fit
 
 QUERY_TOKENS = 24
 DEFAULT_STEPS = 600
@@ -114,15 +114,7 @@ class CopyDecoder(nn.Module):
         return probabilities, torch.cat([self.vocabulary.expand(len(source), -1), source], dim=1)
 
 
-class ExpansionPhase(NamedTuple):
-    frozen: bool = False
-
-
-class Nothing(NamedTuple):
-    """No loss here compares one pair with another."""
-
-
-class ExpansionObjective:
+class ExpansionObjective(SinglePairObjective):
     """Document to query, for the project's one training loop."""
 
     def __init__(
@@ -139,17 +131,8 @@ class ExpansionObjective:
     def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]:
         return {"decoder": (list(self.model.parameters()), self.lr)}
 
-    def phase(self, progress: float) -> ExpansionPhase:
-        return ExpansionPhase()
-
     def represent(self, batch: Batch) -> tuple[Nothing, tuple[Tensor, Tensor, Tensor]]:
         return Nothing(), document_memory(self.documents, batch.documents, self.model.positions)
-
-    def batch_losses(self, representations: Nothing, batch: Batch) -> dict[str, Tensor]:
-        return {}
-
-    def generated(self, size: int, phase: ExpansionPhase) -> NDArray[np.bool_]:
-        return np.ones(size, dtype=bool)
 
     def pair_losses(
         self,
@@ -157,7 +140,7 @@ class ExpansionObjective:
         memory: tuple[Tensor, Tensor, Tensor],
         batch: Batch,
         chosen: NDArray[np.bool_],
-        phase: ExpansionPhase,
+        phase: Any,
     ) -> dict[str, Tensor]:
         """Negative log-likelihood of the queries, per word piece, summed over the pairs."""
         states, mask, source = memory
@@ -169,15 +152,6 @@ class ExpansionObjective:
         # A piece that can be neither written nor copied has no likelihood, and teaches nothing.
         losses = -(likelihood.clamp(min=1e-9).log()) * (real & (likelihood > 0))
         return {"generation": (losses.sum(1) / real.sum(1).clamp(min=1)).sum()}
-
-    def frozen_losses(self, batch: Batch, chosen: NDArray[np.bool_]) -> dict[str, Tensor]:
-        raise AssertionError("no phase of this objective is frozen")
-
-    def freeze(self) -> None:
-        raise AssertionError("no phase of this objective is frozen")
-
-    def health(self) -> None:
-        return None
 
 
 def document_memory(features: Features, rows: NDArray[np.int64], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:

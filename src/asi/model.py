@@ -4,7 +4,7 @@ Letters: B batch, T tokens, D encoder width, d decoder width, m docid length, V 
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -132,10 +132,29 @@ class DecoderLayer(nn.Module):
         return self.cross_and_inner(states, memory, mask)
 
 
+class DecoderShape(Protocol):
+    """The part of the settings that a decoder needs."""
+
+    @property
+    def m(self) -> int: ...
+    @property
+    def V(self) -> int: ...
+    @property
+    def shared_tokens(self) -> bool: ...
+    @property
+    def decoder_layers(self) -> int: ...
+    @property
+    def decoder_width(self) -> int: ...
+    @property
+    def decoder_heads(self) -> int: ...
+    @property
+    def head_prior(self) -> bool: ...
+
+
 class Decoder(nn.Module):
     """Query to docid, position by position, over the id tokens alone."""
 
-    def __init__(self, width: int, config: ModelConfig) -> None:
+    def __init__(self, width: int, config: DecoderShape) -> None:
         super().__init__()
         d = config.decoder_width
         self.m, self.V = config.m, config.V
@@ -196,6 +215,11 @@ class Generation:
 
     def __call__(self, moves: tuple[Tensor, Tensor] | None) -> Tensor:
         """Log-probabilities (Q, K, V) of the next position; moves are the codes taken and their parents (Q, K)."""
+        states = self.advance(moves)
+        return self.decoder.log_probs(states, self.position - 1, self.prior)
+
+    def advance(self, moves: tuple[Tensor, Tensor] | None) -> Tensor:
+        """States (Q, K, d) of the next position."""
         decoder, i = self.decoder, self.position
         if moves is None:
             states = decoder.start(decoder.norm_x(self.query.x))[:, None]  # (Q, 1, d)
@@ -208,7 +232,7 @@ class Generation:
             states = self.attend(number, layer, states)
             states = layer.cross_and_inner(states, self.memories[number], self.query.mask)
         self.position += 1
-        return decoder.log_probs(states, i, self.prior)
+        return states
 
     def attend(self, number: int, layer: DecoderLayer, states: Tensor) -> Tensor:
         """Self-attention of each beam's newest state over its own kept keys and values."""

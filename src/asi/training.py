@@ -49,6 +49,38 @@ class Objective(Protocol):
     def health(self) -> DocidHealth | None: ...
 
 
+class NoPhase(NamedTuple):
+    """The schedule of an objective that has none."""
+
+    frozen: bool = False
+
+
+class Nothing(NamedTuple):
+    """The representations of an objective whose losses compare no pair with another."""
+
+
+class SinglePairObjective:
+    """What an objective need not say if its loss is a sum over pairs, and the same from the first step to the last."""
+
+    def phase(self, progress: float) -> Any:
+        return NoPhase()
+
+    def batch_losses(self, representations: Nothing, batch: Batch) -> dict[str, Tensor]:
+        return {}
+
+    def generated(self, size: int, phase: Any) -> NDArray[np.bool_]:
+        return np.ones(size, dtype=bool)
+
+    def frozen_losses(self, batch: Batch, chosen: NDArray[np.bool_]) -> dict[str, Tensor]:
+        raise AssertionError("no phase of this objective is frozen")
+
+    def freeze(self) -> None:
+        raise AssertionError("no phase of this objective is frozen")
+
+    def health(self) -> None:
+        return None
+
+
 class StepReport(NamedTuple):
     """What the loop tells its caller after a step."""
 

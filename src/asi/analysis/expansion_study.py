@@ -7,7 +7,6 @@ import numpy as np
 from asi.analysis.pages import Cell, Section, Table
 from asi.analysis.report import PAPER_COLUMNS, docid_cells
 from asi.analysis.studies import Bench, measured_run
-from asi.baselines.lexical import LexicalRetriever
 from asi.datasets import Dataset, WithMorePairs
 from asi.distributed import choose_device
 from asi.evaluation import evaluate_documents
@@ -15,6 +14,7 @@ from asi.expansion import train_on_pairs, write_pairs
 from asi.metrics import Report
 from asi.records import Document
 from asi.run import check_same_run
+from asi.systems.lexical import LexicalRetriever
 
 QUERIES_PER_DOCUMENT = 3
 GENERATOR_STEPS = 600
