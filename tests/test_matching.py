@@ -45,3 +45,4 @@ def test_match_equals_brute_force():
     assert found.tolist() == pytest.approx(np.array(expected), abs=1e-5)
     stored = (documents * BYTE).round().to(torch.int8).flatten(1).numpy()
     assert match(queries[0], stored, kept=6) == pytest.approx(expected[0], abs=0.05)
+    assert match(queries[0], stored[:0], kept=6).shape == (0,)  # a beam that found no docid has no candidates

@@ -4,7 +4,7 @@ Letters: Q queries, K beams, m docid length, V codes per position, U existing do
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor
 
 # The codes just taken and the beams they continue, both (Q, K), or None at the start, to log-probabilities (Q, K, V).
 Step = Callable[[tuple[Tensor, Tensor] | None], Tensor]
+# Told after every position: its number, the scores and prefixes (Q, K), and the codes so far (Q, K, depth).
+Visit = Callable[[int, Tensor, Tensor, Tensor], None]
 
 
 class Beams(NamedTuple):
@@ -27,8 +29,8 @@ class PrefixTree:
     A prefix is known by its rank among the prefixes of its length; the rank of a whole docid is its row.
     """
 
-    def __init__(self, codes: NDArray[np.uint16], V: int) -> None:
-        """`codes` (U, m) are the distinct docids in sorted order."""
+    def __init__(self, codes: NDArray[np.integer[Any]], V: int) -> None:
+        """`codes` (U, m) are the docids in sorted order; equal ones count as one."""
         self.V = V
         self.levels: list[Tensor] = []
         parent = np.zeros(len(codes), dtype=np.int64)
@@ -64,10 +66,13 @@ class PrefixTree:
         return torch.where(exists, prefixes, -1)
 
 
-def beam_search(step: Step, length: int, beams: int, tree: PrefixTree | None = None) -> Beams:
+def beam_search(
+    step: Step, length: int, beams: int, tree: PrefixTree | None = None, visit: Visit | None = None
+) -> Beams:
     """The `beams` best docids for each query under `step`, best first; only existing ones if a tree is given.
 
-    Equal scores keep the order of beams and codes, so that equal input gives equal output.
+    `visit` sees the unfinished ones too. Equal scores keep the order of beams and codes, so that equal input gives
+    equal output.
     """
     moves: tuple[Tensor, Tensor] | None = None
     codes = scores = prefixes = torch.empty(0)
@@ -87,6 +92,8 @@ def beam_search(step: Step, length: int, beams: int, tree: PrefixTree | None = N
         if tree is not None:
             prefixes = tree.rank(depth, prefixes.gather(1, parent.cpu()), code.cpu())
         moves = (code, parent)
+        if visit is not None:
+            visit(depth, scores, prefixes, codes)
     return Beams(codes, scores, prefixes if tree is not None else None)
 
 

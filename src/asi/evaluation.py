@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,19 +30,22 @@ QUERIES_JUDGED_AT_ONCE = 64
 DEPTH = 10  # docids and documents that the measures look at
 
 Run = dict[str, list[Hit]]
+T = TypeVar("T")
 
 
-def answer_all(retriever: Retriever, queries: Sequence[Query], k: int = DEPTH) -> tuple[Run, float]:
-    """Hits for every query, and milliseconds per query when asked 32 at a time."""
+def answer_all(
+    retriever: Retriever, queries: Sequence[Query], k: int = DEPTH, size: int = QUERIES_PER_CALL
+) -> tuple[Run, float]:
+    """Hits for every query, and milliseconds per query when asked `size` at a time."""
     run: Run = {}
     start = time.perf_counter()
-    for part in parts_of(queries, QUERIES_PER_CALL):
+    for part in parts_of(queries, size):
         answers = retriever.search([query.text for query in part], k)
         run.update(zip((query.key for query in part), answers, strict=True))
     return run, 1000 * (time.perf_counter() - start) / max(1, len(queries))
 
 
-def parts_of(queries: Sequence[Query], size: int) -> list[Sequence[Query]]:
+def parts_of(queries: Sequence[T], size: int) -> list[Sequence[T]]:
     return [queries[start : start + size] for start in range(0, len(queries), size)]
 
 

@@ -100,6 +100,6 @@ def to_bytes(tokens: Tensor) -> NDArray[np.int8]:
 def match(query: Tensor, documents: NDArray[np.int8], kept: int) -> NDArray[np.float32]:
     """How well each document (n, T * d) matches the query (T, d)."""
     rows = torch.from_numpy(documents).to(query.device, query.dtype).view(-1, query.size(1))  # (n T, d)
-    similar = (rows @ query.T).view(len(documents), kept, -1).amax(1).sum(1) / BYTE
+    similar = (rows @ query.T).view(len(documents), kept, len(query)).amax(1).sum(1) / BYTE
     found: NDArray[np.float32] = similar.float().cpu().numpy()
     return found

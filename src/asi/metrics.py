@@ -178,6 +178,15 @@ def document_level(run: Mapping[str, Sequence[Hit]], qrels: Iterable[Qrel], k: i
     return {name: float(means[measure]) for name, measure in measures.items()}
 
 
+def reciprocal_ranks(run: Mapping[str, Sequence[Hit]], qrels: Iterable[Qrel]) -> dict[str, float]:
+    """1 / rank of each judged query's first relevant hit among TOP, 0 without one: what MRR@10 is the mean of."""
+    ranks = {}
+    for query, keys in relevant_keys(qrels).items():
+        places = [rank for rank, hit in enumerate(run.get(query, [])[:TOP], start=1) if hit.key in keys]
+        ranks[query] = 1 / places[0] if places else 0.0
+    return ranks
+
+
 def falling_scores(query: str, hits: Sequence[Hit]) -> dict[str, float]:
     """The hits in a form that keeps their order: key -> score, by rank."""
     # trec_eval sorts by score in 32 bits and then by key, so with our own scores it would reorder ties.

@@ -1,4 +1,4 @@
-"""Measuring and comparing: evaluate, report, study, expand."""
+"""Measuring and comparing: evaluate, report, study, expand, systems, compare."""
 
 import json
 from pathlib import Path
@@ -163,3 +163,64 @@ def expand(
     report_skipped(bad)
     kept = f"; the generator is in {folder}" if train_on is not None else ""
     typer.echo(f"wrote {written} pseudo queries to {out}{kept}; train with: asi train DATA --more {out}")
+
+
+@app.command()
+def systems(as_json: AsJson = False) -> None:
+    """Show the systems that `asi compare` can run."""
+    from asi.screen import table_text
+    from asi.systems.table import ROWS
+
+    facts = [
+        {
+            "system": row.name,
+            "mechanism": row.mechanism,
+            "paper": row.paper,
+            "new documents": "yes" if row.takes_new else "no",
+            "differs from the original": row.differs,
+        }
+        for row in ROWS
+    ]
+    if as_json:
+        typer.echo(json.dumps(facts, indent=1))
+    else:
+        typer.echo(table_text([list(facts[0]), *([*fact.values()] for fact in facts)]))
+
+
+@app.command(name="compare")
+def compare_command(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="data set with queries and judgements")],
+    out: Annotated[Path, typer.Option(help="folder for the systems and the page")] = Path("compare"),
+    names: Annotated[str, typer.Option("--systems", help="names with commas between them, or all")] = "all",
+    minutes: Annotated[float, typer.Option(help="of training, for every system that is trained")] = 10.0,
+    split: Annotated[list[str] | None, typer.Option(help="split to measure; default: all test splits")] = None,
+    encoder: Annotated[str, typer.Option(help="the encoder of all systems: a folder or a name")] = "all-MiniLM-L6-v2",
+    max_length: Annotated[int, typer.Option(help="tokens of a text; the rest is cut off")] = 64,
+    seed: Annotated[int, typer.Option(help="of everything random")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with a comparison that was stopped")] = False,
+    skip_bad: SkipBad = False,
+    device: Device = None,
+) -> None:
+    """Train and measure many systems on the same data with the same encoder and minutes, and write one table."""
+    from asi.analysis.comparison import compare, open_comparison
+    from asi.datasets import open_dataset
+    from asi.distributed import choose_device
+    from asi.screen import ScreenReporter
+    from asi.systems.table import chosen_systems
+    from asi.systems.workplace import Workplace
+
+    if not 0 < minutes < float("inf"):
+        raise AsiError(f"--minutes must be positive, got {minutes}")
+    chosen = chosen_systems(names)
+    bad = bad_records(skip_bad)
+    with ScreenReporter() as reporter, stop_signals() as stopping:
+        dataset = open_dataset(data, bad)
+        splits = split or test_splits(dataset)
+        workplace = Workplace(
+            dataset, out, minutes, encoder=encoder, max_length=max_length, seed=seed, device=choose_device(device),
+            reporter=reporter, stopping=stopping,
+        )  # fmt: skip
+        open_comparison(workplace, splits, resume=resume)
+        page = compare(chosen, workplace, splits)
+    report_skipped(bad)
+    typer.echo(f"wrote {page}, and the same as report.md and report.json beside it")

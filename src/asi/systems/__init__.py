@@ -1,1 +1,2 @@
-"""The systems that ours is compared with: each file is one mechanism, and each satisfies `asi.records.Retriever`."""
+"""The systems that ours is compared with, and ours among them: each file is one mechanism, `table` says which systems
+are made of it. All are trained by the project's one loop and answer as `asi.records.Retriever`."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from asi.errors import DataError
 from asi.records import Document, Hit
+from asi.systems.workplace import Built, Workplace
 
 
 def words(text: str) -> list[str]:
@@ -35,6 +36,11 @@ class LexicalRetriever:
         self._bm25 = bm25s.BM25(method="lucene", k1=k1, b=b)
         self._bm25.index((corpus, self._numbers), create_empty_token=False, show_progress=False)
 
+    @property
+    def bytes(self) -> int:
+        """Of the postings: a document and a score each."""
+        return int(sum(part.nbytes for part in self._bm25.scores.values() if isinstance(part, np.ndarray)))
+
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         return [self._search_one(query, k) for query in queries]
 
@@ -49,3 +55,15 @@ class LexicalRetriever:
             candidates = candidates[scores[candidates] >= least]
         best = candidates[np.argsort(-scores[candidates], kind="stable")][:k]
         return [Hit(self._keys[number], float(scores[number])) for number in best]
+
+
+def build_bm25(workplace: Workplace, *, expanded: bool) -> Built:
+    """BM25 over the documents, or over the documents and their pseudo queries (DocT5Query)."""
+    documents = workplace.texts.documents
+    if expanded:
+        documents = [
+            Document(document.key, f"{document.text} {' '.join(queries)}", document.title)
+            for document, queries in zip(documents, workplace.pseudo_queries, strict=True)
+        ]
+    retriever = LexicalRetriever(documents)
+    return Built(retriever, 0, retriever.bytes / len(documents))

@@ -1,0 +1,271 @@
+"""Dense bi-encoders: query and document become one vector each, and exact search (faiss) finds the nearest.
+
+One mechanism; the systems differ in pooling, towers, the layer on top, similarity, loss and negatives. The encoder is
+frozen as for all systems, so what is trained is a residual layer on the pooled vector, one for each tower.
+Letters: B batch, D width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from asi.batches import Batch, TrainingPairs
+from asi.features import Features
+from asi.losses import EXCLUDED
+from asi.model import Adapter
+from asi.records import Hit
+from asi.systems.lexical import LexicalRetriever
+from asi.systems.workplace import Built, Workplace, require_faiss, trained_parameters
+from asi.training import NoPhase
+
+BATCH = 1024
+LEARNING_RATE = 2e-3
+HIDDEN = 1024  # width of the residual layer, as in ASI
+TEXTS_AT_ONCE = 4096
+PRETRAINED = 0.5  # share of the run on pseudo queries, for systems that begin with them
+
+
+@dataclass(frozen=True)
+class DenseSettings:
+    pooling: str = "mean"  # or "cls"
+    towers: int = 1
+    top: str = "none"  # what stands on the vector: none, linear, or tanh (a linear layer and a tanh)
+    cosine: bool = True
+    temperature: float = 0.05
+    loss: str = "softmax"  # or "margin", over all relevant documents of the batch
+    hard_negatives: bool = False  # a document that BM25 takes for relevant, for each query
+    pseudo_queries: bool = False  # the first part of the run learns from pseudo queries
+
+
+class Tower(nn.Module):
+    def __init__(self, width: int, settings: DenseSettings) -> None:
+        super().__init__()
+        self.adapter = Adapter(width, HIDDEN)
+        self.top = nn.Linear(width, width) if settings.top != "none" else None
+        if self.top is not None:
+            nn.init.eye_(self.top.weight)
+        self.tanh = settings.top == "tanh"
+        self.scale = 1.0 if settings.cosine else width**-0.25  # a product of two vectors is divided by the root of D
+        self.cosine = settings.cosine
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        x = self.adapter(pooled)
+        if self.top is not None:
+            x = self.top(x)
+        if self.tanh:
+            x = torch.tanh(x)
+        return F.normalize(x, dim=-1) if self.cosine else x * self.scale
+
+
+class BiEncoder(nn.Module):
+    def __init__(self, width: int, settings: DenseSettings) -> None:
+        super().__init__()
+        self.query = Tower(width, settings)
+        self.document = Tower(width, settings) if settings.towers == 2 else self.query
+
+
+class Vectors(NamedTuple):
+    queries: Tensor  # (B, D)
+    documents: Tensor  # (B, D)
+    hard: Tensor  # (B, D) or (B, 0)
+
+
+class DenseObjective:
+    """In-batch softmax or margin, with a hard negative for each query if the system has them."""
+
+    def __init__(
+        self,
+        model: BiEncoder,
+        queries: NDArray[np.float32],
+        documents: NDArray[np.float32],
+        stages: Sequence[tuple[float, TrainingPairs]],
+        settings: DenseSettings,
+        hard: NDArray[np.int64] | None,
+    ) -> None:
+        self.model = model
+        self.queries = queries
+        self.documents = documents
+        self.stages = stages
+        self.settings = settings
+        self.hard = hard  # (queries,) rows of documents
+        self.stage = 0
+
+    @property
+    def pairs(self) -> TrainingPairs:
+        return self.stages[self.stage][1]
+
+    def phase(self, progress: float) -> NoPhase:
+        self.stage = next((i for i, (until, _) in enumerate(self.stages) if progress < until), len(self.stages) - 1)
+        return NoPhase()
+
+    def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]:
+        return {"towers": (list(self.model.parameters()), LEARNING_RATE)}
+
+    def on_device(self, pooled: NDArray[np.float32]) -> Tensor:
+        return torch.from_numpy(pooled).to(next(self.model.parameters()).device)
+
+    def represent(self, batch: Batch) -> tuple[Vectors, None]:
+        queries = self.model.query(self.on_device(self.queries[batch.queries]))
+        documents = self.model.document(self.on_device(self.documents[batch.documents]))
+        hard = queries.new_zeros(len(queries), 0)
+        if self.hard is not None:
+            hard = self.model.document(self.on_device(self.documents[self.hard[batch.queries]]))
+        return Vectors(queries, documents, hard), None
+
+    def batch_losses(self, representations: Vectors, batch: Batch) -> dict[str, Tensor]:
+        queries, documents, hard = representations
+        negatives = self.pairs.negatives(batch).to(queries.device)
+        if self.settings.loss == "margin":
+            return {"margin": multi_label_margin(queries @ documents.T, ~negatives)}
+        temperature = self.settings.temperature if self.settings.cosine else 1.0
+        scores = queries @ documents.T / temperature
+        allowed = negatives | torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+        scores = scores.masked_fill(~allowed, EXCLUDED)
+        if hard.size(1):
+            others = self.hard_negatives(batch).to(queries.device)
+            scores = torch.cat([scores, (queries @ hard.T / temperature).masked_fill(~others, EXCLUDED)], dim=1)
+        return {"softmax": F.cross_entropy(scores, torch.arange(len(scores), device=scores.device))}
+
+    def hard_negatives(self, batch: Batch) -> Tensor:
+        """(B, B): true where query j's hard negative is no answer to query i."""
+        assert self.hard is not None
+        return self.pairs.negatives(Batch(batch.queries, self.hard[batch.queries], batch.step))
+
+    def generated(self, size: int, phase: Any) -> NDArray[np.bool_]:
+        return np.ones(size, dtype=bool)
+
+    def pair_losses(
+        self, representations: Vectors, query: None, batch: Batch, chosen: NDArray[np.bool_], phase: Any
+    ) -> dict[str, Tensor]:
+        return {}
+
+    def frozen_losses(self, batch: Batch, chosen: NDArray[np.bool_]) -> dict[str, Tensor]:
+        raise AssertionError("no phase of this objective is frozen")
+
+    def freeze(self) -> None:
+        raise AssertionError("no phase of this objective is frozen")
+
+    def health(self) -> None:
+        return None
+
+
+def multi_label_margin(scores: Tensor, relevant: Tensor) -> Tensor:
+    """RepBERT's loss: max(0, 1 - (relevant - other)), summed over all such pairs of a row, over the row's length."""
+    B = scores.size(1)
+    labels = torch.full_like(scores, -1, dtype=torch.long)
+    order = relevant.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices
+    count = relevant.sum(1, keepdim=True)
+    places = torch.arange(B, device=scores.device)[None, :]
+    labels[places < count] = order[places.expand_as(order) < count]
+    return F.multilabel_margin_loss(scores, labels)
+
+
+class DenseRetriever:
+    """Exact inner-product search with faiss."""
+
+    def __init__(self, workplace: Workplace, model: BiEncoder, settings: DenseSettings) -> None:
+        require_faiss()
+        import faiss
+
+        self.workplace = workplace
+        self.model = model.eval()
+        self.settings = settings
+        self.vectors = embedded(model.document, pooled_by(settings, workplace.documents), workplace.device)
+        self.index: Any = faiss.IndexFlatIP(self.vectors.shape[1])
+        self.index.add(self.vectors)
+
+    def query_vectors(self, queries: Sequence[str]) -> NDArray[np.float32]:
+        encoded = self.workplace.encode(queries)
+        pooled = encoded.states[:, 0] if self.settings.pooling == "cls" else encoded.pooled
+        with torch.inference_mode():
+            vectors: NDArray[np.float32] = self.model.query(pooled).float().cpu().numpy()
+        return vectors
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        scores, rows = self.index.search(self.query_vectors(queries), min(k, len(self.workplace.keys)))
+        return [
+            [Hit(self.workplace.keys[row], score) for row, score in zip(own, values, strict=True)]
+            for own, values in zip(rows.tolist(), scores.tolist(), strict=True)
+        ]
+
+
+def pooled_by(settings: DenseSettings, features: Features) -> NDArray[np.float32]:
+    """One vector for each text: the mean of its token states, or the state of its first token."""
+    assert features.pooled is not None
+    assert features.states is not None
+    if settings.pooling == "mean":
+        return features.pooled
+    first: NDArray[np.float32] = features.states[features.tokens.offsets[:-1]].astype(np.float32)
+    return first
+
+
+def embedded(tower: nn.Module, pooled: NDArray[np.float32], device: torch.device) -> NDArray[np.float32]:
+    with torch.inference_mode():
+        parts = [
+            tower(torch.from_numpy(np.array(pooled[start : start + TEXTS_AT_ONCE])).to(device)).float().cpu()
+            for start in range(0, len(pooled), TEXTS_AT_ONCE)
+        ]
+    vectors: NDArray[np.float32] = torch.cat(parts).numpy()
+    return vectors
+
+
+def build_dense(workplace: Workplace, name: str, settings: DenseSettings) -> Built:
+    torch.manual_seed(workplace.seed)
+    texts = workplace.texts
+    sources = [texts.queries]
+    stages = [(1.0, texts.pairs)]
+    if settings.pseudo_queries:
+        pseudo = workplace.source("pseudo")
+        rows = len(texts.queries) + np.arange(len(pseudo.texts))
+        sources.append(pseudo.texts)
+        stages = [(PRETRAINED, np.stack([rows, pseudo.documents], axis=1)), *stages]
+    queries = pooled_by(settings, workplace.features([text for source in sources for text in source]))
+    hard = bm25_negatives(workplace, sources) if settings.hard_negatives else None
+    model = BiEncoder(workplace.encoder.encoder.shape.width, settings).to(workplace.device)
+    objective = DenseObjective(
+        model,
+        queries,
+        pooled_by(settings, workplace.documents),
+        [(until, workplace.pairs(pairs, BATCH)) for until, pairs in stages],
+        settings,
+        hard,
+    )
+    workplace.train(name, objective)
+    retriever = DenseRetriever(workplace, model, settings)
+    return Built(retriever, trained_parameters(model), retriever.vectors.shape[1] * 4)
+
+
+def bm25_negatives(workplace: Workplace, sources: Sequence[Sequence[str]]) -> NDArray[np.int64]:
+    """For every query the best document by BM25 that is not known to answer it; a random one if there is none."""
+    file = workplace.cache / f"bm25-negatives-{'-'.join(str(len(source)) for source in sources)}.npy"
+    if file.exists():
+        found: NDArray[np.int64] = np.load(file)
+        return found
+    rows = {key: row for row, key in enumerate(workplace.keys)}
+    lexical = LexicalRetriever(workplace.texts.documents)
+    answers: dict[int, set[int]] = {}
+    for query, document in workplace.texts.pairs.tolist():
+        answers.setdefault(query, set()).add(document)
+    texts = [text for source in sources for text in source]
+    if len(sources) > 1:
+        pseudo = workplace.source("pseudo")
+        answers |= {len(sources[0]) + i: {row} for i, row in enumerate(pseudo.documents.tolist())}
+    draw = np.random.default_rng(workplace.seed)
+    negatives = draw.integers(0, len(rows), size=len(texts))
+    workplace.reporter.stage("looking for hard negatives", len(texts))
+    for i, text in enumerate(texts):
+        own = answers.get(i, set())
+        [hits] = lexical.search([text], len(own) + 3)
+        best = next((rows[hit.key] for hit in hits if rows[hit.key] not in own), None)
+        negatives[i] = negatives[i] if best is None else best
+        if i % 1000 == 0:
+            workplace.reporter.advance(i)
+    workplace.cache.mkdir(parents=True, exist_ok=True)
+    np.save(file, negatives)
+    return negatives

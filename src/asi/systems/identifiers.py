@@ -1,0 +1,201 @@
+"""Docids that are made before training, each way of the literature as a function.
+
+A docid is a row of codes; where docids differ in length, 0 ends a docid and fills it up, and the codes begin at 1.
+Only documents that a system knows get one, unless it can give one to new documents without being trained again.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asi.encoder import TextTokeniser
+from asi.systems.workplace import Workplace, require_faiss
+
+Rows = NDArray[np.int64]
+Vectors = NDArray[np.float32]
+
+END = 0
+LONGEST = 12  # word pieces of a docid in words
+SENTENCES = 8  # of a document, that have a docid of their own
+KMEANS_ROUNDS = 20
+
+
+class Identifiers(NamedTuple):
+    codes: Rows  # (R, L)
+    documents: Rows  # (R,) the document that each is an identifier of
+    V: int
+    shared: bool  # a code means the same at every position
+
+    @property
+    def bytes_each(self) -> int:
+        return self.codes.shape[1] * (1 if self.V <= 256 else 2)
+
+
+def padded(sequences: Sequence[Sequence[int]]) -> Rows:
+    width = max(map(len, sequences))
+    codes = np.full((len(sequences), width), END, dtype=np.int64)
+    for row, sequence in enumerate(sequences):
+        codes[row, : len(sequence)] = sequence
+    return codes
+
+
+def atomic(workplace: Workplace) -> Identifiers:
+    """One code for each known document, in random order."""
+    known = workplace.known
+    codes = np.random.default_rng(workplace.seed).permutation(len(known))
+    return Identifiers(codes[:, None], known, len(known), shared=True)
+
+
+def numbers(workplace: Workplace) -> Identifiers:
+    """The digits of an arbitrary number (DSI's naive strings)."""
+    known = workplace.known
+    order = np.random.default_rng(workplace.seed).permutation(len(known))
+    return Identifiers(padded([[int(digit) + 1 for digit in str(number)] for number in order]), known, 11, shared=True)
+
+
+def semantic(workplace: Workplace, k: int, leaf: int, *, shared: bool) -> Identifiers:
+    """The path in a tree of k-means clusters, then the number within the leaf, in digits of base k.
+
+    The tree is grown on the known documents; new ones walk down to the nearest centres and get the next numbers.
+    """
+    vectors = unit_vectors(workplace)
+    is_known = np.zeros(len(vectors), dtype=bool)
+    is_known[workplace.known] = True
+    paths: list[list[int]] = [[] for _ in vectors]
+    grow(vectors, is_known, np.arange(len(vectors)), paths, k, leaf, workplace.seed)
+    codes = padded([[digit + 1 for digit in path] for path in paths])
+    return Identifiers(codes, np.arange(len(vectors)), k + 1, shared)
+
+
+def grow(
+    vectors: Vectors, is_known: NDArray[np.bool_], rows: Rows, paths: list[list[int]], k: int, leaf: int, seed: int
+) -> None:
+    """Write the paths of the documents `rows` from here on."""
+    known, new = rows[is_known[rows]], rows[~is_known[rows]]
+    clusters = cluster(vectors[known], vectors[rows], k, seed) if len(known) > leaf else None
+    if clusters is None or len(np.unique(clusters)) < 2:  # small enough, or all alike
+        for number, row in enumerate([*known.tolist(), *new.tolist()]):
+            paths[row] += digits(number, k) if len(rows) > 1 else []
+        return
+    for number in np.unique(clusters).tolist():
+        own = rows[clusters == number]
+        for row in own.tolist():
+            paths[row].append(number)
+        grow(vectors, is_known, own, paths, k, leaf, seed)
+
+
+def cluster(fitted: Vectors, asked: Vectors, k: int, seed: int) -> Rows:
+    """The nearest of k centres for each asked vector; the centres are those of the fitted ones."""
+    centres = cluster_centres(fitted, k, seed)
+    distances = (centres**2).sum(axis=1) - 2 * asked @ centres.T
+    nearest: Rows = distances.argmin(axis=1)
+    return nearest
+
+
+def cluster_centres(vectors: Vectors, k: int, seed: int) -> Vectors:
+    """k-means: at most k centres (k, D)."""
+    require_faiss()
+    import faiss
+
+    means: Any = faiss.Kmeans(
+        vectors.shape[1], min(k, len(vectors)), niter=KMEANS_ROUNDS, seed=seed, min_points_per_centroid=1
+    )
+    means.train(np.ascontiguousarray(vectors, dtype=np.float32))
+    centres: Vectors = means.centroids
+    return centres
+
+
+def digits(number: int, base: int) -> list[int]:
+    """
+    >>> digits(0, 10), digits(203, 10), digits(29, 30)
+    ([0], [2, 0, 3], [29])
+    """
+    found = [number % base]
+    while number >= base:
+        number //= base
+        found.append(number % base)
+    return found[::-1]
+
+
+def quantised(workplace: Workplace, parts: int = 24) -> Identifiers:
+    """Product quantisation of the encoder's vectors: one code for each part of the vector (Ultron-PQ)."""
+    require_faiss()
+    import faiss
+
+    vectors = unit_vectors(workplace)
+    parts = max(n for n in range(1, parts + 1) if vectors.shape[1] % n == 0)
+    bits = max(1, min(8, int(np.log2(max(2, len(workplace.known) // 4)))))
+    quantiser: Any = faiss.ProductQuantizer(vectors.shape[1], parts, bits)
+    quantiser.cp.min_points_per_centroid = 1
+    quantiser.train(vectors[workplace.known])
+    packed = quantiser.compute_codes(vectors)
+    codes = packed if bits == 8 else unpacked(packed, parts, bits)
+    return Identifiers(codes.astype(np.int64), np.arange(len(vectors)), 2**bits, shared=False)
+
+
+def unpacked(packed: NDArray[np.uint8], parts: int, bits: int) -> Rows:
+    """Codes of fewer than eight bits, which faiss packs without gaps, lowest bits first."""
+    flat = np.unpackbits(packed, axis=1, bitorder="little")[:, : parts * bits]
+    weights = 1 << np.arange(bits)
+    found: Rows = (flat.reshape(len(packed), parts, bits) * weights).sum(axis=2)
+    return found
+
+
+def words_of(texts: Sequence[str], tokenise: TextTokeniser, longest: int = LONGEST) -> tuple[list[list[int]], int]:
+    """Texts as word pieces without the first and last of every text, numbered from 1; and one more than there are."""
+    tokens = tokenise(texts)
+    pieces = [
+        tokens.ids[start + 1 : end - 1][:longest]
+        for start, end in zip(tokens.offsets, tokens.offsets[1:], strict=False)
+    ]
+    used = np.unique(np.concatenate(pieces)) if pieces else np.empty(0, np.int32)
+    return [(np.searchsorted(used, own) + 1).tolist() for own in pieces], len(used) + 1
+
+
+def addresses(workplace: Workplace) -> Identifiers:
+    """The title if it has more than two words, else the parts of the key from the last to the first (Ultron-URL)."""
+    texts = []
+    for document in workplace.texts.documents:
+        address = " ".join(reversed(re.findall(r"[^\W\d_]+", document.key)))
+        title = re.sub(r"\d", "", document.title)
+        texts.append(f"{title} {address.split(' ')[-1]}" if len(title.split()) > 2 else f"{title} {address}")
+    sequences, V = words_of(texts, workplace.tokenise)
+    return Identifiers(padded(sequences), np.arange(len(texts)), V, shared=True)
+
+
+def descriptions(workplace: Workplace) -> Identifiers:
+    """A pseudo query of the document, in words (SE-DSI)."""
+    texts = [
+        queries[0] if queries else document.content
+        for queries, document in zip(workplace.pseudo_queries, workplace.texts.documents, strict=True)
+    ]
+    sequences, V = words_of(texts, workplace.tokenise)
+    return Identifiers(padded(sequences), np.arange(len(texts)), V, shared=True)
+
+
+def sentences_of(text: str) -> list[str]:
+    """
+    >>> sentences_of("One thing. Another; and more!  ")
+    ['One thing.', 'Another; and more!']
+    """
+    return [part for part in re.split(r"(?<=[.!?])\s+", text.strip()) if part][:SENTENCES] or [""]
+
+
+def titles_and_sentences(workplace: Workplace) -> Identifiers:
+    """The title in words, then the number of one of the document's sentences (GERE): several for each document."""
+    documents = workplace.texts.documents
+    titles = [document.title or sentences_of(document.text)[0] for document in documents]
+    words, V = words_of(titles, workplace.tokenise)
+    counts = [len(sentences_of(document.text)) for document in documents]
+    sequences = [[*words[row], V + number] for row, count in enumerate(counts) for number in range(count)]
+    return Identifiers(padded(sequences), np.repeat(np.arange(len(documents)), counts), V + SENTENCES, shared=True)
+
+
+def unit_vectors(workplace: Workplace) -> Vectors:
+    pooled = workplace.documents.pooled
+    assert pooled is not None, "the encoder is wholly frozen"
+    found: Vectors = (pooled / np.maximum(np.linalg.norm(pooled, axis=1, keepdims=True), 1e-9)).astype(np.float32)
+    return found

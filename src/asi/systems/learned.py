@@ -1,0 +1,115 @@
+"""ASI and its variants as systems of a comparison, and SimCSE over ASI's docids, the paper's control."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from asi.checkpoint import RunFolder
+from asi.config import Config, with_overrides
+from asi.errors import CheckpointError
+from asi.evaluation import DocidMap
+from asi.index import Index
+from asi.indexing import row_shape
+from asi.records import Docid, Hit
+from asi.run import train
+from asi.search import Searcher
+from asi.systems.dense import DenseRetriever, DenseSettings, build_dense
+from asi.systems.workplace import Built, Workplace
+
+
+class SearcherDocids:
+    """The docid-level side of an ASI index."""
+
+    def __init__(self, searcher: Searcher, keys: Sequence[str]) -> None:
+        self.searcher = searcher
+        docid_map = DocidMap(searcher)
+        self.of_documents: NDArray[np.int64] = docid_map.docids[[docid_map.rows[key] for key in keys]]
+
+    def docids(self, queries: Sequence[str], count: int) -> list[list[Docid]]:
+        return self.searcher.docids(self.searcher.encode(queries), count)
+
+
+def build_asi(workplace: Workplace, name: str, overrides: Sequence[str], search: dict[str, Any]) -> Built:
+    """Train ASI as `asi train` does, with what the encoder made of the texts taken from the common cache."""
+    settings = [
+        f"model.encoder={workplace.encoder_name}",
+        f"model.max_length={workplace.max_length}",
+        f"train.minutes={workplace.minutes}",
+        f"train.seed={workplace.seed}",
+    ]
+    config = with_overrides(Config(), [*settings, *overrides])
+    workplace.features(workplace.texts.queries)  # the minutes are for training alone, as for all systems
+    _ = workplace.documents
+    folder = train(
+        workplace.dataset, workplace.folder(name) / "run", config, resume=True, device=str(workplace.device),
+        reporter=workplace.reporter, stopping=workplace.stopping, cache=workplace.cache,
+    )  # fmt: skip
+    return open_asi(workplace, folder, search)
+
+
+def open_asi(workplace: Workplace, folder: RunFolder, search: dict[str, Any]) -> Built:
+    index = Index.load(folder.path, str(workplace.device))
+    model = index.loaded.model
+    searcher = index.configured(**search)
+    trained = sum(trained_parameters_of(part) for part in (model.adapter, model.heads, model.decoder, model.matcher))
+    each = model.config.m * 2 + (row_shape(model).whole if searcher.config.ranking != "docid" else 0)
+    return Built(searcher, trained, each, SearcherDocids(searcher, workplace.keys))
+
+
+def trained_parameters_of(part: torch.nn.Module | None) -> int:
+    """Of a loaded model, in which nothing is marked as trained any more."""
+    return sum(parameter.numel() for parameter in part.parameters()) if part is not None else 0
+
+
+class BucketRetriever:
+    """Docids ranked by the mean of their documents' vectors, then opened: no decoder."""
+
+    def __init__(self, dense: DenseRetriever, of_documents: NDArray[np.int64]) -> None:
+        self.dense = dense
+        self.of_documents = of_documents
+        docids, self.bucket = np.unique(of_documents, axis=0, return_inverse=True)
+        self.codes: list[Docid] = [tuple(docid) for docid in docids.tolist()]
+        sums = np.zeros((len(docids), dense.vectors.shape[1]), dtype=np.float32)
+        np.add.at(sums, self.bucket.ravel(), dense.vectors)
+        self.centres = F.normalize(torch.from_numpy(sums), dim=-1)
+        order = np.argsort(self.bucket.ravel(), kind="stable")
+        self.members = order
+        self.starts = np.searchsorted(self.bucket.ravel()[order], np.arange(len(docids) + 1))
+
+    def ranked(self, queries: Sequence[str], count: int) -> tuple[list[list[int]], list[list[float]]]:
+        vectors = torch.from_numpy(self.dense.query_vectors(queries))
+        scores, rows = (vectors @ self.centres.T).topk(min(count, len(self.centres)), dim=1)
+        return rows.tolist(), scores.tolist()
+
+    def docids(self, queries: Sequence[str], count: int) -> list[list[Docid]]:
+        return [[self.codes[row] for row in own] for own in self.ranked(queries, count)[0]]
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        """A docid stands for its documents in the order of the corpus, as in the paper."""
+        answers = []
+        for rows, scores in zip(*self.ranked(queries, k), strict=True):
+            hits = [
+                Hit(self.dense.workplace.keys[document], score, self.codes[row])
+                for row, score in zip(rows, scores, strict=True)
+                for document in self.members[self.starts[row] : self.starts[row + 1]].tolist()
+            ]
+            answers.append(hits[:k])
+        return answers
+
+
+def build_simcse_docid(workplace: Workplace, asi: str, dense: str, settings: DenseSettings) -> Built:
+    """Docids of the system `asi`, which must be there already; vectors of the system `dense`, trained if need be."""
+    folder = RunFolder(workplace.folder(asi) / "run")
+    if not folder.model.exists():
+        raise CheckpointError("it takes the docids of the system asi; compare asi too")
+    vectors = build_dense(workplace, dense, settings)
+    assert isinstance(vectors.retriever, DenseRetriever)
+    docids = open_asi(workplace, folder, {}).docids
+    assert docids is not None
+    retriever = BucketRetriever(vectors.retriever, docids.of_documents)
+    per_document = retriever.centres.numel() * 4 / len(workplace.keys)
+    return Built(retriever, vectors.parameters, per_document + 2 * docids.of_documents.shape[1], retriever)

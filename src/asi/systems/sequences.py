@@ -1,0 +1,261 @@
+"""Generative retrieval with docids that are made beforehand: one sequence-to-sequence mechanism for many systems.
+
+The frozen encoder reads a text, a decoder writes a docid. What a system learns from (queries, pseudo queries, parts of
+documents), in which order, and what its docids are, are settings. Search is the project's beam search, along the
+docids that exist, or over all codes with whatever is no docid dropped.
+Letters: B texts, L docid length, V codes, d decoder width, Q queries, K beams.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from asi.batches import Batch, TrainingPairs
+from asi.beam import PrefixTree, beam_search
+from asi.features import Features, encode
+from asi.model import Asi, Decoder, Encoded, Generation, reordered
+from asi.records import Docid, Hit
+from asi.systems.identifiers import END, Identifiers
+from asi.systems.workplace import Built, Source, Workplace, trained_parameters
+from asi.training import NoPhase, Nothing, SinglePairObjective
+
+BATCH = 256
+CODES_AT_ONCE = 2**24  # logits of a step; a batch with long docids of many codes is smaller
+LEARNING_RATE = 1e-3
+BEAMS = 20
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a decoder, named as in the settings of ASI."""
+
+    m: int
+    V: int
+    shared_tokens: bool
+    decoder_layers: int = 2
+    decoder_width: int = 256
+    decoder_heads: int = 4
+    head_prior: bool = False
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the training: until when, as a share of the run, and what is read."""
+
+    until: float
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SequenceSettings:
+    identifiers: Callable[[Workplace], Identifiers]
+    stages: tuple[Stage, ...]
+    constrained: bool = True
+    prefix_aware: bool = False
+    starts_from_vectors: bool = False  # output rows of the documents begin as their vectors
+    pick: Callable[[Workplace, Identifiers, Source], NDArray[np.int64]] | None = None  # of several docids of a document
+
+
+class PrefixAwareDecoder(Decoder):
+    """NCI's idea: what a state means for the output depends on the codes so far, not only on their number."""
+
+    def __init__(self, width: int, config: Shape) -> None:
+        super().__init__(width, config)
+        d = config.decoder_width
+        self.adaptor = nn.Sequential(nn.Linear(d, d), nn.GELU(), nn.Linear(d, d))
+        nn.init.zeros_(self.adaptor[2].weight)  # type: ignore[arg-type]
+        nn.init.zeros_(self.adaptor[2].bias)  # type: ignore[arg-type]
+
+    def states(self, query: Encoded, docid: Tensor) -> Tensor:
+        embedded = torch.stack([self.embedded(docid[:, i], i) for i in range(self.m)], dim=1)
+        before = embedded.cumsum(1) - embedded  # tables differ by position: a sum of codes is a prefix
+        return self.adapted(super().states(query, docid), before)
+
+    def adapted(self, states: Tensor, before: Tensor) -> Tensor:
+        return states * (1 + self.adaptor(before))
+
+
+class PrefixAwareGeneration(Generation):
+    decoder: PrefixAwareDecoder
+
+    def __init__(self, decoder: PrefixAwareDecoder, query: Encoded) -> None:
+        super().__init__(decoder, query)
+        self.before = torch.zeros((), device=query.x.device)  # (Q, K, d) sum of the codes so far
+
+    def advance(self, moves: tuple[Tensor, Tensor] | None) -> Tensor:
+        position = self.position
+        states = super().advance(moves)
+        if moves is None:
+            self.before = torch.zeros_like(states)
+        else:
+            code, parent = moves
+            kept = reordered(self.before[:, :, None], parent)[:, :, 0]
+            self.before = kept + self.decoder.embedded(code, position - 1)
+        return self.decoder.adapted(states, self.before)
+
+
+class UntilTheEnd:
+    """A step function for beam search in which a docid that has ended only goes on with END, at no cost."""
+
+    def __init__(self, step: Callable[[tuple[Tensor, Tensor] | None], Tensor]) -> None:
+        self.step = step
+        self.ended: Tensor | None = None  # (Q, K)
+
+    def __call__(self, moves: tuple[Tensor, Tensor] | None) -> Tensor:
+        log_probs = self.step(moves)
+        if moves is None:
+            self.ended = torch.zeros(log_probs.shape[:2], dtype=torch.bool, device=log_probs.device)
+            return log_probs
+        code, parent = moves
+        assert self.ended is not None
+        self.ended = self.ended.gather(1, parent) | (code == END)
+        only_end = torch.full_like(log_probs[:1, :1], -torch.inf)
+        only_end[..., END] = 0
+        return torch.where(self.ended[:, :, None], only_end, log_probs)
+
+
+class SequenceObjective(SinglePairObjective):
+    """Texts to docids: likelihood of every code up to the end of the docid."""
+
+    def __init__(self, model: Decoder, encoder: Asi, features: Features, codes: Tensor, ends: bool) -> None:
+        self.model = model
+        self.encoder = encoder
+        self.features = features
+        self.codes = codes  # (R, L)
+        self.ends = ends
+        self.stages: list[tuple[float, TrainingPairs]] = []
+        self.stage = 0
+
+    @property
+    def pairs(self) -> TrainingPairs:
+        return self.stages[self.stage][1]
+
+    def phase(self, progress: float) -> NoPhase:
+        self.stage = next((i for i, (until, _) in enumerate(self.stages) if progress < until), len(self.stages) - 1)
+        return NoPhase()
+
+    def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]:
+        return {"decoder": (list(self.model.parameters()), LEARNING_RATE)}
+
+    def represent(self, batch: Batch) -> tuple[Nothing, Encoded]:
+        return Nothing(), encode(self.encoder, self.features, batch.queries)
+
+    def pair_losses(
+        self, representations: Nothing, text: Encoded, batch: Batch, chosen: NDArray[np.bool_], phase: Any
+    ) -> dict[str, Tensor]:
+        codes = self.codes[torch.from_numpy(batch.documents)].to(text.x.device)
+        return {"generation": sequence_loss(self.model(text, codes), codes, ends=self.ends).sum()}
+
+
+def sequence_loss(log_probs: Tensor, codes: Tensor, *, ends: bool) -> Tensor:
+    """Negative log-likelihood (B,) of codes (B, L); behind the first END nothing counts."""
+    losses = -log_probs.gather(2, codes[:, :, None])[:, :, 0]
+    if ends:
+        is_over = torch.cumsum(codes == END, dim=1) > (codes == END).long()
+        losses = losses.masked_fill(is_over, 0)
+    return losses.sum(1)
+
+
+class SequenceRetriever:
+    """Generates docids and opens their documents, in the order of the corpus where several share one."""
+
+    def __init__(
+        self, workplace: Workplace, decoder: Decoder, identifiers: Identifiers, *, constrained: bool, beams: int = BEAMS
+    ) -> None:
+        self.workplace = workplace
+        self.decoder = decoder.eval()
+        self.identifiers = identifiers
+        self.constrained = constrained
+        self.beams = beams
+        table, buckets = np.unique(identifiers.codes, axis=0, return_inverse=True)
+        self.tree = PrefixTree(table, identifiers.V)
+        self.count = len(table)
+        order = np.lexsort((identifiers.documents, buckets.ravel()))
+        self.members = identifiers.documents[order]  # documents by docid
+        self.starts = np.searchsorted(buckets.ravel()[order], np.arange(len(table) + 1))
+        self.of_documents = np.full((len(workplace.keys), 1), -1, dtype=np.int64)
+        self.of_documents[identifiers.documents[::-1], 0] = buckets.ravel()[
+            ::-1
+        ]  # a document's first, if it has several
+
+    def generate(self, queries: Sequence[str], beams: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Rows of the docids (Q, K), -1 for what is no docid, and their log-probabilities, best first."""
+        query = self.workplace.encode(queries)
+        aware = isinstance(self.decoder, PrefixAwareDecoder)
+        step = PrefixAwareGeneration(self.decoder, query) if aware else Generation(self.decoder, query)  # type: ignore[arg-type]
+        beams = min(beams, self.count)
+        with torch.inference_mode():
+            found = beam_search(UntilTheEnd(step), self.decoder.m, beams, self.tree if self.constrained else None)
+        rows = found.rows if found.rows is not None else self.tree.find(found.codes.cpu())
+        scores = found.scores.cpu().numpy()
+        return np.where(np.isfinite(scores), rows.numpy(), -1), scores
+
+    def docids(self, queries: Sequence[str], count: int) -> list[list[Docid]]:
+        rows, _ = self.generate(queries, max(count, self.beams))
+        found: list[list[Docid]] = [[(row,) for row in own if row >= 0] for own in rows.tolist()]
+        return [own[:count] for own in found]
+
+    def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+        rows, scores = self.generate(queries, max(k, self.beams))
+        return [self.opened(own, values, k) for own, values in zip(rows.tolist(), scores.tolist(), strict=True)]
+
+    def opened(self, rows: list[int], scores: list[float], k: int) -> list[Hit]:
+        hits: dict[int, Hit] = {}
+        for row, score in zip(rows, scores, strict=True):
+            for document in self.members[self.starts[row] : self.starts[row + 1]].tolist() if row >= 0 else ():
+                hits.setdefault(document, Hit(self.workplace.keys[document], score, (row,)))
+            if len(hits) >= k:
+                break
+        return list(hits.values())[:k]
+
+
+def build_sequences(workplace: Workplace, name: str, settings: SequenceSettings) -> Built:
+    """Make the docids, train the decoder, open the retriever."""
+    identifiers = settings.identifiers(workplace)
+    L, V = identifiers.codes.shape[1], identifiers.V
+    torch.manual_seed(workplace.seed)
+    width = workplace.encoder.encoder.shape.width
+    kind = PrefixAwareDecoder if settings.prefix_aware else Decoder
+    decoder = kind(width, Shape(L, V, identifiers.shared)).to(workplace.device)
+    if settings.starts_from_vectors:
+        start_from_vectors(decoder, workplace, identifiers)
+    batch = max(16, min(BATCH, CODES_AT_ONCE // (L * V)))
+    names = list(dict.fromkeys(name for stage in settings.stages for name in stage.sources))
+    sources = {name: workplace.source(name) for name in names}
+    offsets = np.cumsum([0, *(len(source.texts) for source in sources.values())])
+    features = workplace.features([text for source in sources.values() for text in source.texts])
+    codes = torch.from_numpy(identifiers.codes)
+    objective = SequenceObjective(
+        decoder, workplace.encoder, features, codes, ends=bool((codes == END).any()) and L > 1
+    )
+    first_row = np.full(len(workplace.keys), -1, dtype=np.int64)
+    first_row[identifiers.documents[::-1]] = np.arange(len(identifiers.documents))[::-1]
+    for stage in settings.stages:
+        parts = []
+        for source_name in stage.sources:
+            source, offset = sources[source_name], offsets[names.index(source_name)]
+            targets = settings.pick(workplace, identifiers, source) if settings.pick else first_row[source.documents]
+            parts.append(np.stack([offset + np.arange(len(source.texts)), targets], axis=1))
+        objective.stages.append((stage.until, workplace.pairs(np.concatenate(parts), batch)))
+    workplace.train(name, objective)
+    retriever = SequenceRetriever(workplace, decoder, identifiers, constrained=settings.constrained)
+    grows = V * decoder.outputs.size(-1) * 4 * 2 if L == 1 else 0  # an atomic docid is a row of two tables
+    each = identifiers.bytes_each * len(identifiers.documents) / len(workplace.keys)
+    return Built(retriever, trained_parameters(decoder), each + grows / len(workplace.keys), retriever)
+
+
+def start_from_vectors(decoder: Decoder, workplace: Workplace, identifiers: Identifiers) -> None:
+    """Atomic docids' output rows from their documents' vectors, through a random projection to the right width."""
+    pooled = workplace.documents.pooled
+    assert pooled is not None
+    vectors = torch.nn.functional.normalize(torch.from_numpy(np.array(pooled[identifiers.documents])), dim=-1)
+    projection = torch.randn(vectors.size(1), decoder.outputs.size(-1)) / vectors.size(1) ** 0.5
+    with torch.no_grad():
+        decoder.outputs[0, torch.from_numpy(identifiers.codes[:, 0])] = (vectors @ projection).to(
+            decoder.outputs.device
+        )

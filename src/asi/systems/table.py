@@ -1,0 +1,186 @@
+"""The table of systems: what `asi systems` shows and `asi compare` runs. A system is a row here, plus what is really
+different about it in the file of its mechanism."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asi.config import VARIANTS
+from asi.errors import ConfigError
+from asi.systems import identifiers
+from asi.systems.dense import DenseSettings, build_dense
+from asi.systems.genret import build_genret
+from asi.systems.identifiers import Identifiers, sentences_of
+from asi.systems.learned import build_asi, build_simcse_docid
+from asi.systems.lexical import build_bm25, words
+from asi.systems.ngrams import build_ngrams
+from asi.systems.sequences import SequenceSettings, Stage, build_sequences
+from asi.systems.workplace import Built, Source, Workplace
+
+SAME_ENCODER = "the comparison's encoder, frozen"
+
+
+@dataclass(frozen=True)
+class System:
+    name: str
+    mechanism: str
+    paper: str
+    differs: str  # from the original, in one line
+    takes_new: bool  # finds documents that come after the training, without being trained again
+    build: Callable[[Workplace], Built]
+    trains: bool = True
+
+
+def sentence_rows(workplace: Workplace, made: Identifiers, source: Source) -> NDArray[np.int64]:
+    """For each text the docid of that sentence of its document which shares most words with it."""
+    first = np.searchsorted(made.documents, np.arange(len(workplace.keys)))
+    found = np.empty(len(source.texts), dtype=np.int64)
+    for i, (text, document) in enumerate(zip(source.texts, source.documents.tolist(), strict=True)):
+        asked = set(words(text))
+        sentences = sentences_of(workplace.texts.documents[document].text)
+        shared = [len(asked & set(words(sentence))) for sentence in sentences]
+        found[i] = first[document] + int(np.argmax(shared))
+    return found
+
+
+def dense(name: str, paper: str, differs: str, settings: DenseSettings) -> System:
+    build = partial(build_dense, name=name, settings=settings)
+    return System(
+        name, "dense, exact search", paper, f"{SAME_ENCODER}, with a trained residual layer; {differs}", True, build
+    )
+
+
+def sequence(name: str, paper: str, differs: str, takes_new: bool, settings: SequenceSettings) -> System:
+    build = partial(build_sequences, name=name, settings=settings)
+    return System(
+        name,
+        "generative, docids made before",
+        paper,
+        f"{SAME_ENCODER}, and a small decoder; {differs}",
+        takes_new,
+        build,
+    )
+
+
+def asi(name: str, differs: str, overrides: Sequence[str] = (), **search: str) -> System:
+    build = partial(build_asi, name=name, overrides=overrides, search=search)
+    return System(name, "learned docids and ranking", "this project's paper", differs, True, build)
+
+
+def at_once(*sources: str) -> tuple[Stage, ...]:
+    return (Stage(1.0, sources),)
+
+
+SIMCSE = DenseSettings(pooling="cls", top="tanh")
+ULTRON = (Stage(0.3, ("documents", "spans", "terms")), Stage(0.7, ("pseudo",)), Stage(1.0, ("queries",)))
+
+ROWS = (
+    asi("asi", "our recipe: see the README"),
+    System(
+        "bm25", "sparse", "Robertson and Zaragoza 2009", "k1 = 1.5, b = .75, no stemming", True,
+        partial(build_bm25, expanded=False), trains=False,
+    ),
+    System(
+        "doct5query", "sparse, expanded", "Nogueira and Lin 2019",
+        "queries by our own generator, trained on the pairs, in place of T5", True, partial(build_bm25, expanded=True),
+        trains=False,
+    ),
+    dense(
+        "repbert", "Zhan et al. 2020", "query and document are encoded apart, not in one masked sequence",
+        DenseSettings(cosine=False, loss="margin"),
+    ),
+    dense(
+        "sentence-t5", "Ni et al. 2021", "no T5 unless one is given as the encoder",
+        DenseSettings(top="linear", temperature=0.01, hard_negatives=True),
+    ),
+    dense(
+        "dpr", "Karpukhin et al. 2020", "the product is divided by the root of the width",
+        DenseSettings(pooling="cls", towers=2, cosine=False, hard_negatives=True),
+    ),
+    dense("simcse", "Gao et al. 2021", "supervised by the pairs alone", SIMCSE),
+    dense(
+        "gtr", "Ni et al. 2022", "half of the time on pseudo queries, in place of web question-answering",
+        DenseSettings(top="linear", temperature=0.01, hard_negatives=True, pseudo_queries=True),
+    ),
+    System(
+        "simcse-docid", "dense over ASI's docids", "this project's paper", "none; it takes the docids of asi", True,
+        partial(build_simcse_docid, asi="asi", dense="simcse", settings=SIMCSE), trains=False,
+    ),
+    sequence(
+        "dsi-atomic", "Tay et al. 2022", "documents and queries one to one", False,
+        SequenceSettings(identifiers.atomic, at_once("documents", "queries")),
+    ),
+    sequence(
+        "dsi-semantic", "Tay et al. 2022", "new documents walk down the tree of clusters", True,
+        SequenceSettings(
+            partial(identifiers.semantic, k=10, leaf=100, shared=True), at_once("documents", "queries"),
+            constrained=False,
+        ),
+    ),
+    sequence(
+        "dsi-qg", "Zhuang et al. 2022", "reads the real queries too, as all systems do; a digit is a token", False,
+        SequenceSettings(identifiers.numbers, at_once("pseudo", "queries"), constrained=False),
+    ),
+    sequence(
+        "nci", "Wang et al. 2022", "the prefix gates the state, in place of a second decoder; no R-Drop", True,
+        SequenceSettings(
+            partial(identifiers.semantic, k=30, leaf=30, shared=False),
+            at_once("documents", "spans", "pseudo", "queries"), prefix_aware=True,
+        ),
+    ),
+    sequence(
+        "dynamicretriever", "Zhou et al. 2022", "rows start from projected vectors; no task from docid to terms", False,
+        SequenceSettings(
+            identifiers.atomic, (Stage(0.5, ("documents", "spans", "terms")), Stage(1.0, ("queries",))),
+            starts_from_vectors=True,
+        ),
+    ),
+    sequence(
+        "ultron-url", "Zhou et al. 2022", "title and key stand for title and address", True,
+        SequenceSettings(identifiers.addresses, ULTRON),
+    ),
+    sequence("ultron-pq", "Zhou et al. 2022", "none besides", True, SequenceSettings(identifiers.quantised, ULTRON)),
+    sequence("ultron-atomic", "Zhou et al. 2022", "none besides", False, SequenceSettings(identifiers.atomic, ULTRON)),
+    sequence(
+        "se-dsi", "Tang et al. 2023", "descriptions by our own generator", True,
+        SequenceSettings(identifiers.descriptions, at_once("documents", "spans", "queries")),
+    ),
+    System(
+        "seal", "generative, n-grams", "Bevilacqua et al. 2022",
+        f"{SAME_ENCODER}, and a small decoder; a sorted table of windows of 8 pieces in place of the FM-index", True,
+        partial(build_ngrams, name="seal", kinds=("body",)),
+    ),
+    System(
+        "minder", "generative, n-grams", "Li et al. 2023", "as seal; pseudo queries by our own generator", True,
+        partial(build_ngrams, name="minder", kinds=("title", "body", "pseudo")),
+    ),
+    sequence(
+        "gere", "Chen et al. 2022", "title and sentence number are one sequence; the best ranks the document", True,
+        SequenceSettings(identifiers.titles_and_sentences, at_once("queries"), pick=sentence_rows),
+    ),
+    System(
+        "genret", "learned docids, generative", "Sun et al. 2023",
+        f"{SAME_ENCODER}, and a small decoder; batches are not drawn from one prefix; 256 codes", True,
+        partial(build_genret, name="genret"),
+    ),
+    *(
+        asi(f"asi-{name}", "a variant of our recipe", overrides)
+        for name, overrides in VARIANTS.items() if name != "unique"
+    ),
+)  # fmt: skip
+BY_NAME = {system.name: system for system in ROWS}
+
+
+def chosen_systems(names: str) -> list[System]:
+    """The systems of a list of names, or `all`, in the order of the table."""
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if wanted == ["all"]:
+        return list(ROWS)
+    if unknown := [name for name in wanted if name not in BY_NAME]:
+        raise ConfigError(f"unknown system {unknown[0]!r}; systems are {', '.join(BY_NAME)}")
+    if not wanted:
+        raise ConfigError("no system is named; --systems takes names with commas between them, or all")
+    return [system for system in ROWS if system.name in wanted]

@@ -1,0 +1,256 @@
+"""What all systems of a comparison share: data, the frozen encoder and what it makes of texts, minutes, a folder."""
+
+import re
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from asi.batches import TrainingPairs, TrainingTexts, contents, training_texts
+from asi.checkpoint import RunFolder, read_manifest, save_folder
+from asi.config import ModelConfig, TrainConfig
+from asi.datasets import Dataset, WithMorePairs
+from asi.distributed import Processes
+from asi.encoder import TextTokeniser, find_encoder, load_encoder, load_tokeniser
+from asi.errors import ConfigError, Interrupted
+from asi.expansion import train_on_pairs, write_pairs
+from asi.features import Features, compute_features
+from asi.model import Asi, Encoded
+from asi.records import Docid, Retriever
+from asi.run import Reporter
+from asi.training import Objective, StepReport, Trainer, fit, planned_steps
+
+PSEUDO_QUERIES = 5  # of a document
+GENERATOR_STEPS = 600
+SPANS = 2  # of a document: random parts of its text
+SPAN_WORDS = 16
+TERMS = 8
+WORD = re.compile(r"\w+")
+
+
+class Docids(Protocol):
+    """The docid-level side of a system that has docids."""
+
+    @property
+    def of_documents(self) -> NDArray[np.int64]:
+        """Each document's docid (N, any width); a row of -1 for documents that have none."""
+
+    def docids(self, queries: Sequence[str], count: int) -> list[list[Docid]]:
+        """The docids that are found for each query, best first."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A system that is ready to answer, and what it costs."""
+
+    retriever: Retriever
+    parameters: int  # that were trained
+    bytes_per_document: float  # of everything that grows with the corpus
+    docids: Docids | None = None
+
+
+class Source(NamedTuple):
+    """Texts, and for each the document that it stands for."""
+
+    texts: list[str]
+    documents: NDArray[np.int64]
+
+
+class Workplace:
+    def __init__(
+        self,
+        dataset: Dataset,
+        out: Path,
+        minutes: float,
+        *,
+        encoder: str,
+        max_length: int,
+        seed: int,
+        device: torch.device,
+        reporter: Reporter,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.dataset = dataset
+        self.out = out
+        self.minutes = minutes
+        self.encoder_name = encoder
+        self.max_length = max_length
+        self.seed = seed
+        self.device = device
+        self.reporter = reporter
+        self.stopping = stopping
+
+    def folder(self, name: str) -> Path:
+        return self.out / "systems" / name
+
+    @property
+    def cache(self) -> Path:
+        return self.out / "cache"
+
+    @cached_property
+    def texts(self) -> TrainingTexts:
+        return training_texts(self.dataset)
+
+    @cached_property
+    def encoder(self) -> Asi:
+        """The pretrained encoder with nothing trained, and nothing that will be."""
+        encoder = load_encoder(find_encoder(self.encoder_name), frozen_layers=1_000)
+        config = ModelConfig(encoder=self.encoder_name, max_length=self.max_length, token_width=0)
+        return Asi(encoder, config).to(self.device).eval()
+
+    @cached_property
+    def tokenise(self) -> TextTokeniser:
+        return load_tokeniser(find_encoder(self.encoder_name), self.max_length)
+
+    @cached_property
+    def known(self) -> NDArray[np.int64]:
+        """The documents with training pairs, ascending: all others are new to a system when its training has ended."""
+        return np.unique(self.texts.pairs[:, 1])
+
+    @cached_property
+    def keys(self) -> list[str]:
+        return [document.key for document in self.texts.documents]
+
+    def features(self, texts: Sequence[str]) -> Features:
+        """What the encoder makes of texts, token states included; computed once for all systems."""
+        tokens = self.tokenise(texts)
+        self.reporter.stage("encoding", len(tokens))
+        advance = self.reporter.advance
+        return compute_features(
+            self.encoder, tokens, keep_states=True, cache=self.cache, progress=lambda done, _: advance(done)
+        )
+
+    @cached_property
+    def documents(self) -> Features:
+        return self.features(contents(self.texts.documents))
+
+    def encode(self, queries: Sequence[str]) -> Encoded:
+        """Queries that are being asked."""
+        tokens = self.tokenise(queries)
+        ids, mask = tokens.padded(np.arange(len(tokens)))
+        with torch.inference_mode():
+            return self.encoder.encode(ids.to(self.device), mask.to(self.device))
+
+    # What generative systems learn to read ----------------------------------------------------------------------------
+
+    @cached_property
+    def pseudo_queries(self) -> list[list[str]]:
+        """Sampled queries of every document, from a generator that is trained on the pairs once for all systems."""
+        file = self.out / "pseudo-queries.jsonl"
+        if not file.exists():
+            generator = train_on_pairs(
+                self.dataset, self.out / "generator", GENERATOR_STEPS, self.seed, self.device, self.reporter,
+                self.stopping, self.cache,
+            )  # fmt: skip
+            write_pairs(generator, self.texts.documents, file, PSEUDO_QUERIES, self.seed, self.reporter)
+        queries, qrels = WithMorePairs(self.dataset, str(file)).more.judged("train")
+        texts = {query.key: query.text for query in queries}
+        rows = {key: row for row, key in enumerate(self.keys)}
+        found: list[list[str]] = [[] for _ in self.keys]
+        for qrel in qrels:
+            found[rows[qrel.document]].append(texts[qrel.query])
+        return found
+
+    def source(self, name: str) -> Source:
+        """Texts of the known documents, by name: queries, pseudo, documents, spans or terms."""
+        makers: dict[str, Callable[[], list[list[str]]]] = {
+            "pseudo": lambda: [self.pseudo_queries[row] for row in self.known],
+            "documents": lambda: [[text] for text in self.known_contents],
+            "spans": lambda: random_spans(self.known_contents, self.seed),
+            "terms": lambda: [[text] for text in rarest_terms(self.known_contents)],
+        }
+        if name == "queries":
+            return Source([self.texts.queries[row] for row in self.texts.pairs[:, 0]], self.texts.pairs[:, 1])
+        lists = makers[name]()
+        owners = np.repeat(self.known, [len(texts) for texts in lists])
+        return Source([text for texts in lists for text in texts], owners)
+
+    @property
+    def known_contents(self) -> list[str]:
+        return [self.texts.documents[row].content for row in self.known]
+
+    # Training ---------------------------------------------------------------------------------------------------------
+
+    def pairs(self, pairs: NDArray[np.int64], batch: int) -> TrainingPairs:
+        return TrainingPairs(pairs, self.seed, batch)
+
+    def train(self, name: str, objective: Objective) -> None:
+        """Train for the comparison's minutes, not counting what all systems share. Finished weights are read instead.
+
+        A system is trained in one go: what a broken-off training left is thrown away.
+        """
+        place = self.folder(name) / "weights"
+        if place.exists():
+            read_manifest(place)
+            objective.model.load_state_dict(load_file(place / "weights.safetensors", device=str(self.device)))
+            return
+        run = RunFolder(self.folder(name) / "training")
+        shutil.rmtree(run.path, ignore_errors=True)
+        run.path.mkdir(parents=True)
+        config = TrainConfig(
+            minutes=self.minutes, batch=objective.pairs.batch, chunk=objective.pairs.batch, checkpoint_every=10**9
+        )
+        trainer = Trainer(objective, config, Processes(0, 1, self.device))
+        started = time.monotonic()
+        self.reporter.stage("measuring the speed", 0)
+        steps = planned_steps(trainer, config, started)
+        self.reporter.stage("training", steps)
+
+        def listen(report: StepReport) -> None:
+            self.reporter.step(report)
+
+        if not fit(trainer, steps, run, listen, self.stopping):
+            raise Interrupted(f"what is finished is kept in {self.out}; run the same command with --resume to go on")
+        weights = {name: weight.detach().contiguous() for name, weight in objective.model.state_dict().items()}
+        manifest = {"steps": steps, "seconds": time.monotonic() - started}
+        save_folder(place, lambda beside: save_file(weights, beside / "weights.safetensors"), manifest)
+        shutil.rmtree(run.path)
+
+    def trained_minutes(self, name: str) -> float | None:
+        place = self.folder(name) / "weights"
+        return read_manifest(place, verify=False)["seconds"] / 60 if place.exists() else None
+
+
+def trained_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def random_spans(texts: Sequence[str], seed: int) -> list[list[str]]:
+    """Parts of each text, at random places."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for text in texts:
+        words = text.split()
+        starts = draw.integers(0, max(1, len(words) - SPAN_WORDS + 1), size=SPANS)
+        found.append([" ".join(words[start : start + SPAN_WORDS]) for start in starts])
+    return found
+
+
+def rarest_terms(texts: Sequence[str]) -> list[str]:
+    """The terms of each text that weigh most in TF-IDF, heaviest first."""
+    counted = [np.unique(WORD.findall(text.lower()), return_counts=True) for text in texts]
+    numbers: dict[str, int] = {}
+    for words, _ in counted:
+        for word in words.tolist():
+            numbers[word] = numbers.get(word, 0) + 1
+    found = []
+    for words, counts in counted:
+        weights = counts * np.log(len(texts) / np.array([numbers[word] for word in words.tolist()] or [1]))
+        found.append(" ".join(words[np.argsort(-weights, kind="stable")[:TERMS]].tolist()))
+    return found
+
+
+def require_faiss() -> None:
+    try:
+        import faiss  # noqa: F401
+    except ImportError:
+        raise ConfigError("this system needs faiss; run: pip install 'auto-search-indexer[compare]'") from None
