@@ -35,6 +35,7 @@ DENSE = (
     "loss.match=0",
     "loss.balance=0",
     "model.token_width=0",
+    "train.docid_every=1000000000",
     "train.freeze_docids=1",
 )
 QUERIES = 700  # of a split, at most

@@ -27,6 +27,7 @@ from asi.systems.lexical import LexicalRetriever
 
 DENSE = [f"loss.{name}=0" for name in ("generation", "contrastive", "reverse", "match", "balance")]
 DENSE += ["train.freeze_docids=1", "index.known_queries=false", "model.token_width=0"]
+DENSE += ["train.docid_every=1000000000"]  # nothing but vectors, at full speed
 SHOWN = ("asi", "asi-one-pass", "asi-one-pass-docids", "dense", "bm25")
 Results = dict[str, dict[str, Report]]  # system -> split -> report
 

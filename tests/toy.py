@@ -87,6 +87,7 @@ def toy_settings(encoder: Path) -> Config:
             batch=32,
             chunk=32,
             generation_batch=16,
+            docid_every=2,
             token_batch=11,
             lr=3e-3,
             checkpoint_every=20,

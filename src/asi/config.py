@@ -99,6 +99,7 @@ class TrainConfig:
     batch: int = 1024  # pairs in a step, over all processes
     chunk: int = 1024  # pairs that go through the network at once; any value gives the same gradient
     generation_batch: int = 256  # pairs of each step that the decoder learns from, until the docids are frozen
+    docid_every: int = 4  # steps: between them only the ranking vectors learn, which need more and far cheaper steps
     token_batch: int = 128  # pairs of each step whose tokens are matched with each other
     lr: float = 2e-3  # of heads, decoder and token matcher
     adapter_lr: float = 2e-3  # of the adapter on x, which the ranking vectors come from
@@ -108,7 +109,7 @@ class TrainConfig:
     clip: float = 1.0  # of the gradient's norm: decoder, heads, adapter and encoder each by itself
     straight_through_start: float = 0.3  # share of the run after which L_s's gradient into the heads is ramped in
     straight_through_full: float = 0.5  # and where it has its full weight
-    freeze_docids: float = 0.8  # share of the run after which only the decoder learns; 1 for never
+    freeze_docids: float = 0.9  # share of the run after which only the decoder learns; 1 for never
     seed: int = 0
     checkpoint_every: int = 500  # steps
     log_every: int = 20  # steps
@@ -125,6 +126,7 @@ class TrainConfig:
             "chunk",
             "generation_batch",
             "token_batch",
+            "docid_every",
             "checkpoint_every",
             "log_every",
             "health_every",
@@ -220,6 +222,7 @@ PRESETS: dict[str, Config] = {
             batch=4096,
             chunk=64,
             generation_batch=4096,
+            docid_every=1,
             lr=1e-4,
             encoder_lr=1e-4,
             straight_through_start=0.0,

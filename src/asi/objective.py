@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from asi import losses
 from asi.batches import Batch, TrainingPairs
 from asi.config import Config
-from asi.features import TOKENS_PER_BATCH, Features, docids_of, encode
+from asi.features import TOKENS_PER_BATCH, Features, docids_of, encode, on_device
 from asi.losses import straight_through
 from asi.matching import document_tokens, query_tokens
 from asi.metrics import DocidHealth, docid_health
-from asi.model import Asi, Encoded
+from asi.model import Asi, Encoded, TokenMatcher
 
 TRAINED_TOKENS = 16  # of a query, that are matched in training: fewer than in search, because this is a step's cost
 
@@ -107,20 +107,33 @@ class AsiObjective:
             groups["adapter"] = (list(self.model.adapter.parameters()), train.adapter_lr)
         return {name: group for name, group in groups.items() if group[0]}
 
-    def represent(self, batch: Batch) -> tuple[Representations, Encoded]:
+    def learns_docids(self, batch: Batch) -> bool:
+        """Whether it is a step for all losses, or for the ranking vectors alone."""
+        return (batch.step + 1) % self.config.train.docid_every == 0 or not self.config.loss.vector
+
+    def represent(self, batch: Batch) -> tuple[Representations, Encoded | None]:
+        nothing = torch.zeros(len(batch.queries), 0, device=self.model.device)
+        if not self.learns_docids(batch):
+            query_vectors = self.vectors(self.pooled(self.queries, batch.queries), batch.queries, batch.step)
+            document_vectors = self.vectors(self.pooled(self.documents, batch.documents), batch.documents, batch.step)
+            return Representations(nothing, nothing, query_vectors, document_vectors, nothing, nothing), None
         query = encode(self.model, self.queries, batch.queries)
         document = encode(self.model, self.documents, batch.documents, states=False)
+        vectors = (
+            self.vectors(query.pooled, batch.queries, batch.step),
+            self.vectors(document.pooled, batch.documents, batch.step),
+        )
         query_logits = self.head_logits(query, batch.queries, batch.step)
         document_logits = self.head_logits(document, batch.documents, batch.step)
-        vectors = (self.vectors(query, batch.queries, batch.step), self.vectors(document, batch.documents, batch.step))
-        tokens = self.token_vectors(query, document, batch)
+        tokens = nothing, nothing
+        if self.model.matcher is not None and self.config.loss.tokens:
+            tokens = self.token_vectors(self.model.matcher, query, document, batch)
         return Representations(query_logits, document_logits, *vectors, *tokens), query
 
-    def token_vectors(self, query: Encoded, document: Encoded, batch: Batch) -> tuple[Tensor, Tensor]:
+    def token_vectors(
+        self, matcher: TokenMatcher, query: Encoded, document: Encoded, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
         """Token vectors of the pairs whose turn it is, the same ones however the batch is cut."""
-        matcher = self.model.matcher
-        if matcher is None or not self.config.loss.tokens:
-            return query.x.new_zeros(len(batch.queries), 0), query.x.new_zeros(len(batch.queries), 0)
         turn = (batch.first + np.arange(len(batch.queries))) % self.token_stride == 0
         rows = torch.from_numpy(turn).to(query.x.device)
         queries = query_tokens(
@@ -142,29 +155,36 @@ class AsiObjective:
             x = feature_dropout(x, rows, ~step, self.config.loss.docid_dropout)
         return self.model.heads(x)
 
-    def vectors(self, text: Encoded, rows: NDArray[np.int64], step: int) -> Tensor:
+    def pooled(self, features: Features, rows: NDArray[np.int64]) -> Tensor:
+        if features.pooled is not None:
+            return on_device(self.model, features.pooled[rows])
+        return encode(self.model, features, rows).pooled
+
+    def vectors(self, pooled: Tensor, rows: NDArray[np.int64], step: int) -> Tensor:
         """The ranking vectors, from pooled vectors with some features dropped: they must hold for new documents too."""
-        if not self.config.loss.vector_dropout:
-            return text.x
-        return self.model.adapt(feature_dropout(text.pooled, rows, step, self.config.loss.vector_dropout))
+        if self.config.loss.vector_dropout:
+            pooled = feature_dropout(pooled, rows, step, self.config.loss.vector_dropout)
+        return self.model.adapt(pooled)
 
     def batch_losses(self, representations: Representations, batch: Batch) -> dict[str, Tensor]:
         """The weighted terms that compare every query and document of the batch with every other."""
         weights = self.config.loss
         query_logits, document_logits, query_vectors, document_vectors, query_tokens, document_tokens = representations
-        query_probs, document_probs = query_logits.softmax(-1), document_logits.softmax(-1)
         negatives = self.pairs.negatives(batch).to(query_logits.device)
-        rows = torch.from_numpy(batch.documents).to(query_logits.device)
         parts: dict[str, Tensor] = {}
+        if weights.vector:
+            term = losses.vector_softmax(query_vectors, document_vectors, negatives, weights.vector_temperature)
+            parts["vector"] = weights.vector * term
+        if not self.learns_docids(batch):
+            return parts
+        query_probs, document_probs = query_logits.softmax(-1), document_logits.softmax(-1)
+        rows = torch.from_numpy(batch.documents).to(query_logits.device)
         if weights.contrastive:
             term = losses.discrete_contrastive(query_probs, document_probs, negatives, weights.margin)
             parts["contrastive"] = weights.contrastive * term
         if weights.reverse:
             term = losses.reverse_cross_entropy(document_logits.log_softmax(-1), rows[:, None] != rows[None, :])
             parts["reverse"] = weights.reverse * term
-        if weights.vector:
-            term = losses.vector_softmax(query_vectors, document_vectors, negatives, weights.vector_temperature)
-            parts["vector"] = weights.vector * term
         if weights.tokens and self.model.matcher is not None:
             turn = slice(None, None, self.token_stride)
             matched = query_tokens[turn], document_tokens[turn], negatives[turn, turn]
@@ -184,10 +204,15 @@ class AsiObjective:
         return np.arange(size) % -(-size // wanted) == 0
 
     def pair_losses(
-        self, representations: Representations, query: Encoded, batch: Batch, chosen: NDArray[np.bool_], phase: Phase
+        self,
+        representations: Representations,
+        query: Encoded | None,
+        batch: Batch,
+        chosen: NDArray[np.bool_],
+        phase: Phase,
     ) -> dict[str, Tensor]:
         """L_s summed over the `chosen` pairs of a part of the batch; the phase says what its gradient reaches."""
-        if not self.config.loss.generation:
+        if query is None or not self.config.loss.generation:
             return {}
         rows = torch.from_numpy(chosen).to(query.x.device)
         if self.config.model.docids == "random":

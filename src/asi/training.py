@@ -26,7 +26,7 @@ from asi.metrics import DocidHealth
 
 FINAL_LR_SHARE = 0.05  # of the peak, where the cosine ends
 DEFAULT_MINUTES = 10.0  # the length of a run for which none is given
-REHEARSAL_STEPS = 9  # spread over the schedule, to measure the speed of a run whose length is given in minutes
+REHEARSAL_STEPS = 10  # spread over the schedule, to measure the speed of a run whose length is given in minutes
 
 
 class Objective(Protocol):

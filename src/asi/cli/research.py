@@ -114,8 +114,9 @@ def study(
     from asi.judges import find_judge
     from asi.screen import ScreenReporter
 
-    # What is studied are docids: ranking by tokens would only take time.
-    config = resolve_config("small", None, None, ["model.token_width=0", *(settings or []), f"train.steps={steps}"])
+    # What is studied are docids: ranking by tokens and more steps for vectors would only take time.
+    fixed = ["model.token_width=0", "train.docid_every=1", "train.freeze_docids=0.8"]
+    config = resolve_config("small", None, None, [*fixed, *(settings or []), f"train.steps={steps}"])
     bad = bad_records(skip_bad)
     with ScreenReporter() as reporter, stop_signals() as stopping:
         dataset = open_dataset(data, bad)
