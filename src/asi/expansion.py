@@ -382,6 +382,7 @@ def train_on_pairs(
     reporter: Reporter,
     stopping: Callable[[], bool] = lambda: False,
     cache: Path | None = None,
+    config: GeneratorConfig | None = None,
 ) -> TrainedGenerator:
     """A generator that is trained on a data set's pairs, and kept in `folder`."""
     texts = training_texts(dataset)
@@ -397,6 +398,6 @@ def train_on_pairs(
         reporter.step(report)
 
     return train_generator(
-        texts, dataset.name, folder, GeneratorConfig(), train, device=device, listener=listen, stopping=stopping,
+        texts, dataset.name, folder, config or GeneratorConfig(), train, device=device, listener=listen, stopping=stopping,
         cache=cache, progress=lambda done, _: reporter.advance(done),
     )  # fmt: skip

@@ -54,6 +54,7 @@ class ScreenReporter:
             self.bar.stop_task(self.task)
         self.task = self.bar.add_task(name, total=total or None, note="")
         self.name, self.total, self.begun, self.said = name, total, time.monotonic(), time.monotonic()
+        self.losses, self.docids = "", ""
         self.line(f"{name}" + (f": {total}" if total else ""))
 
     def advance(self, done: int, note: str = "") -> None:
@@ -87,12 +88,15 @@ def short_health(health: DocidHealth) -> str:
     return f"docids {health.docids} (D/ID {health.d_per_id:.2f}, largest {health.largest_bucket})"
 
 
-def table_text(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as aligned columns, the first row being the titles: the same on a terminal and in a file."""
+def table_text(rows: Sequence[Sequence[str]], texts: int = 2) -> str:
+    """Rows as aligned columns, the first row being the titles: the same on a terminal and in a file.
+
+    The first `texts` columns are aligned to the left.
+    """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
         "  ".join(
-            cell.ljust(width) if i < 2 else cell.rjust(width)
+            cell.ljust(width) if i < texts else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in rows

@@ -14,7 +14,7 @@ import numpy as np
 from asi.analysis.pages import Cell, Page, Section, Table
 from asi.checkpoint import write_atomically
 from asi.errors import AsiError, ConfigError, Interrupted
-from asi.evaluation import DEPTH, Run, answer_all, evaluate_documents, judged_queries, parts_of
+from asi.evaluation import DEPTH, QUERIES_PER_CALL, Run, answer_all, evaluate_documents, judged_queries, parts_of
 from asi.metrics import Buckets, Report, docid_health, docid_scores, reciprocal_ranks, relevant_keys
 from asi.significance import holm, randomisation_test
 from asi.systems.table import System
@@ -120,6 +120,7 @@ def run_system(system: System, workplace: Workplace, splits: Sequence[str]) -> M
         if built.docids is not None:
             asked = [query.text for query in judged_queries(queries, qrels)]
             reports[split] = with_docid_level(reports[split], built.docids, asked, relevant_rows(workplace, split))
+    workplace.folder(system.name).mkdir(parents=True, exist_ok=True)
     write_trec_run(workplace.folder(system.name) / "run.trec", run, system.name)
     return Measured(
         reports, ranks, built.parameters, minutes, built.bytes_per_document, single_query_ms(built, workplace, splits)
@@ -136,15 +137,14 @@ def with_docid_level(
     report: Report, docids: Docids, queries: Sequence[str], relevant: Sequence[Sequence[int]]
 ) -> Report:
     """The report with the docid-level measures; a document without a docid has one of its own that nothing finds."""
-    found = [own for part in parts_of(queries, 32) for own in docids.docids(part, DEPTH)]
+    found = [own for part in parts_of(queries, QUERIES_PER_CALL) for own in docids.docids(part, DEPTH)]
     given = docids.of_documents
-    has_docid = given[:, 0] >= 0
-    own_docid = np.arange(len(given))[:, None] // np.array([2**16, 1]) % 2**16  # sixteen bits each
-    kind = np.where(has_docid, 0, 1)[:, None]
-    table = np.where(has_docid[:, None], split_codes(given), 0)
-    table = np.concatenate([kind, table, np.where(has_docid[:, None], 0, own_docid)], axis=1)
-    retrieved = [[(0, *split_docid(docid), 0, 0) for docid in own] for own in found]
-    return report.with_docids(docid_scores(Buckets.of(table), retrieved, relevant), docid_health(given))
+    has_docid = given[:, :1] >= 0
+    codes = np.where(has_docid, split_codes(given), 0)
+    alone = np.where(has_docid, 0, split_codes(2**16 + np.arange(len(given))[:, None]))  # a number of its own, never 0 0
+    retrieved = [[(*split_docid(docid), 0, 0) for docid in own] for own in found]
+    scores = docid_scores(Buckets.of(np.concatenate([codes, alone], axis=1)), retrieved, relevant)
+    return report.with_docids(scores, docid_health(codes[has_docid[:, 0]]))
 
 
 def split_codes(docids: Any) -> Any:

@@ -185,7 +185,7 @@ def systems(as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(facts, indent=1))
     else:
-        typer.echo(table_text([list(facts[0]), *([*fact.values()] for fact in facts)]))
+        typer.echo(table_text([list(facts[0]), *([*fact.values()] for fact in facts)], texts=len(facts[0])))
 
 
 @app.command(name="compare")

@@ -67,7 +67,11 @@ class BiEncoder(nn.Module):
     def __init__(self, width: int, settings: DenseSettings) -> None:
         super().__init__()
         self.query = Tower(width, settings)
-        self.document = Tower(width, settings) if settings.towers == 2 else self.query
+        self.second = Tower(width, settings) if settings.towers == 2 else None
+
+    @property
+    def document(self) -> Tower:
+        return self.second if self.second is not None else self.query
 
 
 class Vectors(NamedTuple):

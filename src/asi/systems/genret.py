@@ -97,10 +97,15 @@ class GenRetObjective:
             self.codes[:, POSITIONS] = numbers_within(self.codes[:, :POSITIONS].numpy(), known)
         elif part.has_codebook:
             drawn = np.random.default_rng(self.workplace.seed).permutation(known)[:SAMPLE]
-            states = torch.cat([self.model.norm(own) for own in self.document_states(drawn, part.position)]).numpy()
+            with torch.no_grad():
+                normed = [
+                    self.model.norm(own.to(self.model.outputs.device))
+                    for own in self.document_states(drawn, part.position)
+                ]
+            states = torch.cat(normed).cpu().numpy()
             centres = torch.from_numpy(cluster_centres(states - states.mean(0), CODES, self.workplace.seed))
             with torch.no_grad():
-                self.model.outputs[part.position, : len(centres)] = F.normalize(centres, dim=-1)
+                self.model.outputs[part.position, : len(centres)] = F.normalize(centres, dim=-1).to(normed[0].device)
 
     def document_states(self, rows: NDArray[np.int64], position: int) -> list[Tensor]:
         with torch.no_grad():

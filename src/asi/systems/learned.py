@@ -15,7 +15,7 @@ from asi.evaluation import DocidMap
 from asi.index import Index
 from asi.indexing import row_shape
 from asi.records import Docid, Hit
-from asi.run import train
+from asi.run import Reporter, train
 from asi.search import Searcher
 from asi.systems.dense import DenseRetriever, DenseSettings, build_dense
 from asi.systems.workplace import Built, Workplace
@@ -33,6 +33,16 @@ class SearcherDocids:
         return self.searcher.docids(self.searcher.encode(queries), count)
 
 
+class WithoutMessages:
+    """A reporter that shows progress and warnings, but not a run's settings."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.stage, self.advance, self.step = reporter.stage, reporter.advance, reporter.step
+        self.warning = reporter.warning
+
+    def message(self, text: str) -> None: ...
+
+
 def build_asi(workplace: Workplace, name: str, overrides: Sequence[str], search: dict[str, Any]) -> Built:
     """Train ASI as `asi train` does, with what the encoder made of the texts taken from the common cache."""
     settings = [
@@ -46,7 +56,7 @@ def build_asi(workplace: Workplace, name: str, overrides: Sequence[str], search:
     _ = workplace.documents
     folder = train(
         workplace.dataset, workplace.folder(name) / "run", config, resume=True, device=str(workplace.device),
-        reporter=workplace.reporter, stopping=workplace.stopping, cache=workplace.cache,
+        reporter=WithoutMessages(workplace.reporter), stopping=workplace.stopping, cache=workplace.cache,
     )  # fmt: skip
     return open_asi(workplace, folder, search)
 

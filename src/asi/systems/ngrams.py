@@ -168,6 +168,7 @@ class NgramRetriever:
         best = sorted(total, key=lambda document: (-total[document], document))[:k]
         return [Hit(self.workplace.keys[document], total[document]) for document in best]
 
+    @torch.inference_mode()
     def written(self, query: Encoded, view: View, marker: int) -> list[Ngrams]:
         """The n-grams that the beam has written for each query, the unfinished ones too."""
         found: list[list[tuple[float, int, int]]] = [[] for _ in range(len(query.x))]  # score, depth, prefix
@@ -180,8 +181,7 @@ class NgramRetriever:
                 found[i].append((float(scores[i, j]), depth, int(prefixes[i, j])))
 
         step = MarkedStart(UntilTheEnd(Generation(self.decoder, query)), marker)
-        with torch.inference_mode():
-            beam_search(step, self.decoder.m, BEAMS, view.tree, visit)
+        beam_search(step, self.decoder.m, BEAMS, view.tree, visit)
         return [ngrams_of(view, own) for own in found]
 
 

@@ -183,14 +183,14 @@ class SequenceRetriever:
             ::-1
         ]  # a document's first, if it has several
 
+    @torch.inference_mode()
     def generate(self, queries: Sequence[str], beams: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Rows of the docids (Q, K), -1 for what is no docid, and their log-probabilities, best first."""
         query = self.workplace.encode(queries)
         aware = isinstance(self.decoder, PrefixAwareDecoder)
         step = PrefixAwareGeneration(self.decoder, query) if aware else Generation(self.decoder, query)  # type: ignore[arg-type]
         beams = min(beams, self.count)
-        with torch.inference_mode():
-            found = beam_search(UntilTheEnd(step), self.decoder.m, beams, self.tree if self.constrained else None)
+        found = beam_search(UntilTheEnd(step), self.decoder.m, beams, self.tree if self.constrained else None)
         rows = found.rows if found.rows is not None else self.tree.find(found.codes.cpu())
         scores = found.scores.cpu().numpy()
         return np.where(np.isfinite(scores), rows.numpy(), -1), scores

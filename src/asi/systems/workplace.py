@@ -22,7 +22,7 @@ from asi.datasets import Dataset, WithMorePairs
 from asi.distributed import Processes
 from asi.encoder import TextTokeniser, find_encoder, load_encoder, load_tokeniser
 from asi.errors import ConfigError, Interrupted
-from asi.expansion import train_on_pairs, write_pairs
+from asi.expansion import GeneratorConfig, train_on_pairs, write_pairs
 from asi.features import Features, compute_features
 from asi.model import Asi, Encoded
 from asi.records import Docid, Retriever
@@ -149,7 +149,7 @@ class Workplace:
         if not file.exists():
             generator = train_on_pairs(
                 self.dataset, self.out / "generator", GENERATOR_STEPS, self.seed, self.device, self.reporter,
-                self.stopping, self.cache,
+                self.stopping, self.cache, GeneratorConfig(encoder=self.encoder_name, max_length=self.max_length),
             )  # fmt: skip
             write_pairs(generator, self.texts.documents, file, PSEUDO_QUERIES, self.seed, self.reporter)
         queries, qrels = WithMorePairs(self.dataset, str(file)).more.judged("train")

@@ -1,0 +1,337 @@
+import itertools
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from asi.beam import PrefixTree, beam_search
+from asi.datasets import open_dataset
+from asi.encoder import TokenisedTexts
+from asi.errors import ConfigError
+from asi.model import Decoder, Encoded, Generation
+from asi.run import Silence
+from asi.significance import holm, randomisation_test
+from asi.systems import identifiers
+from asi.systems.dense import multi_label_margin
+from asi.systems.genret import balanced_codes, numbers_within
+from asi.systems.identifiers import END, padded
+from asi.systems.ngrams import BETA, LENGTH, Ngrams, View, document_scores, ngrams_of, weight_of
+from asi.systems.sequences import (
+    PrefixAwareDecoder,
+    PrefixAwareGeneration,
+    SequenceRetriever,
+    Shape,
+    UntilTheEnd,
+    sequence_loss,
+)
+from asi.systems.table import BY_NAME, ROWS, chosen_systems
+from asi.systems.workplace import Workplace, random_spans, rarest_terms
+
+
+@pytest.fixture
+def workplace(beir, encoder_folder, tmp_path):
+    return Workplace(
+        open_dataset(str(beir)), tmp_path / "compare", 0.01, encoder=str(encoder_folder), max_length=16, seed=0,
+        device=torch.device("cpu"), reporter=Silence(),
+    )  # fmt: skip
+
+
+# Docids that are made beforehand --------------------------------------------------------------------------------------
+
+
+def test_known_documents_are_those_with_training_pairs(workplace):
+    unseen = {qrel.document for qrel in workplace.dataset.judged("test_unseen")[1]}
+    known = {workplace.keys[row] for row in workplace.known}
+    assert not known & unseen
+    assert 0 < len(known) < len(workplace.keys)
+
+
+def test_atomic_docids_and_numbers_are_only_for_known_documents(workplace):
+    atomic = identifiers.atomic(workplace)
+    assert sorted(atomic.codes[:, 0].tolist()) == list(range(len(workplace.known)))
+    assert atomic.documents.tolist() == workplace.known.tolist()
+    numbers = identifiers.numbers(workplace)
+    written = {"".join(str(code - 1) for code in row if code != END) for row in numbers.codes.tolist()}
+    assert written == {str(number) for number in range(len(workplace.known))}
+
+
+@pytest.mark.parametrize(("k", "leaf"), [(3, 4), (10, 100), (2, 1)])
+def test_semantic_docids_are_paths_of_clusters(workplace, k, leaf):
+    made = identifiers.semantic(workplace, k, leaf, shared=True)
+    codes = [tuple(code for code in row if code != END) for row in made.codes.tolist()]
+    assert len(set(codes)) == len(codes) == len(workplace.keys)  # each its own, new documents too
+    assert max(map(max, codes)) <= k == made.V - 1
+    if leaf >= len(workplace.keys):
+        assert sorted(codes) == sorted(tuple(d + 1 for d in identifiers.digits(n, k)) for n in range(len(codes)))
+        return
+    vectors = identifiers.unit_vectors(workplace)
+    by_first = {}
+    for row, code in enumerate(codes):
+        by_first.setdefault(code[0], []).append(row)
+    assert 2 <= len(by_first) <= k
+    within = np.mean([np.var(vectors[rows], axis=0).sum() for rows in by_first.values() if len(rows) > 1])
+    assert within < np.var(vectors, axis=0).sum()  # a cluster is tighter than the corpus
+
+
+def test_product_quantisation_rebuilds_vectors(workplace):
+    made = identifiers.quantised(workplace, parts=8)
+    assert made.codes.shape == (len(workplace.keys), 8)
+    vectors = identifiers.unit_vectors(workplace).reshape(len(workplace.keys), 8, -1)
+    for part in range(8):  # documents with one code at a place are nearer to each other there than to others
+        codes = made.codes[:, part]
+        spread = [np.var(vectors[codes == code, part], axis=0).sum() for code in np.unique(codes)]
+        assert np.average(spread, weights=np.bincount(codes)[np.unique(codes)]) < np.var(vectors[:, part], axis=0).sum()
+
+
+def test_docids_in_words(workplace):
+    made = identifiers.addresses(workplace)
+    by_words = {}
+    for row, code in enumerate(made.codes.tolist()):
+        by_words.setdefault(tuple(code), []).append(workplace.keys[row])
+    assert len(by_words) == len(workplace.keys)  # colour and thing are in the title
+    titled = identifiers.titles_and_sentences(workplace)
+    counts = np.bincount(titled.documents, minlength=len(workplace.keys))
+    expected = [len(identifiers.sentences_of(document.text)) for document in workplace.texts.documents]
+    assert counts.tolist() == expected
+
+
+def test_parts_of_documents():
+    [spans] = random_spans(["a b c"], seed=0)
+    assert set(spans) == {"a b c"}
+    assert rarest_terms(["the cat the", "the dog", ""]) == ["cat the", "dog the", ""]
+
+
+# Generation -----------------------------------------------------------------------------------------------------------
+
+
+def some_query(n=2, width=8):
+    torch.manual_seed(1)
+    return Encoded(
+        torch.randn(n, width), torch.randn(n, 4, width), torch.ones(n, 4, dtype=torch.bool), torch.zeros(n, 1)
+    )
+
+
+@pytest.mark.parametrize("aware", [False, True])
+def test_generation_equals_the_whole_sequence(aware):
+    torch.manual_seed(0)
+    shape = Shape(3, 5, shared_tokens=False, decoder_width=16, decoder_heads=2)
+    decoder = (PrefixAwareDecoder if aware else Decoder)(8, shape).eval()
+    if aware:
+        torch.nn.init.normal_(decoder.adaptor[2].weight)
+    query = some_query()
+    codes = torch.tensor([[1, 4, 2], [3, 0, 1]])
+    with torch.no_grad():
+        whole = decoder(query, codes)
+        step = PrefixAwareGeneration(decoder, query) if aware else Generation(decoder, query)
+        parts = [step(None)]
+        for i in range(2):
+            parts.append(step((codes[:, i : i + 1], torch.zeros(2, 1, dtype=torch.long))))
+    assert torch.allclose(torch.cat(parts, dim=1), whole, atol=1e-5)
+
+
+def test_beam_over_docids_of_different_length_is_exhaustive():
+    torch.manual_seed(0)
+    decoder = Decoder(8, Shape(3, 4, shared_tokens=True, decoder_width=16, decoder_heads=2)).eval()
+    existing = [(1,), (1, 2), (1, 2, 3), (2, 2), (3, 1, 1)]
+    table = np.unique(padded(existing), axis=0)
+    query = some_query()
+    with torch.no_grad():
+        found = beam_search(UntilTheEnd(Generation(decoder, query)), 3, 5, PrefixTree(table, 4))
+        for q in range(2):
+            alone = Encoded(*(part[q : q + 1] for part in query))
+            expected = {}
+            for docid in existing:
+                codes = torch.from_numpy(padded([docid, (1, 1, 1)])[:1])
+                expected[docid] = -float(sequence_loss(decoder(alone, codes), codes, ends=True))
+            ranked = sorted(expected, key=lambda docid: -expected[docid])
+            written = [tuple(code for code in row if code) for row in found.codes[q].tolist()]
+            assert written == ranked
+            assert found.scores[q].tolist() == pytest.approx([expected[docid] for docid in ranked], abs=1e-4)
+
+
+def test_what_is_no_docid_is_dropped_without_the_constraint(workplace):
+    made = identifiers.numbers(workplace)
+    torch.manual_seed(0)
+    decoder = Decoder(32, Shape(made.codes.shape[1], made.V, shared_tokens=True))
+    retriever = SequenceRetriever(workplace, decoder, made, constrained=False)
+    rows, _ = retriever.generate(["red house"], 20)
+    assert (rows == -1).any()
+    hits = retriever.search(["red house"], 10)[0]
+    known = {workplace.keys[row] for row in workplace.known}
+    assert {hit.key for hit in hits} <= known
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+
+
+# N-grams --------------------------------------------------------------------------------------------------------------
+
+
+def test_views_count_every_ngram_and_know_its_documents():
+    texts = [[0, 5, 6, 5, 6, 1], [0, 6, 5, 1], [0, 1]]
+    tokens = TokenisedTexts(
+        np.array(list(itertools.chain(*texts)), np.int32), np.append(0, np.cumsum([len(text) for text in texts])), 0
+    )
+    marker = 8
+    view = View.of(tokens, np.array([10, 11, 12]), marker, np.arange(8), V=9)
+    inner = {10: [5, 6, 5, 6], 11: [6, 5]}
+    grams = {}
+    for document, pieces in inner.items():
+        for start in range(len(pieces)):
+            for end in range(start + 1, min(len(pieces), start + LENGTH) + 1):
+                grams.setdefault(tuple(pieces[start:end]), []).append(document)
+    for gram, documents in grams.items():
+        prefix = torch.zeros(1, dtype=torch.long)
+        for depth, code in enumerate([marker, *gram]):
+            prefix = view.tree.rank(depth, prefix, torch.tensor([code]))
+        start, end = view.starts[len(gram)][prefix.item()], view.starts[len(gram)][prefix.item() + 1]
+        assert sorted(view.documents[start:end].tolist()) == sorted(documents)
+        found = ngrams_of(view, [(math.log(0.9), len(gram), prefix.item())])
+        assert found.pieces[0, : len(gram)].tolist() == list(gram)
+        assert found.documents[0].tolist() == sorted(set(documents))
+
+
+def test_weight_of_an_ngram_is_seals_formula():
+    probability, count, total = 0.5, 3, 95
+    alone = (count + 5) / (total + 5)
+    odds = math.log(probability * (1 - alone) / (alone * (1 - probability)))
+    found = weight_of(np.array([math.log(probability), math.log(alone / 2)]), np.array([count, count]), total)
+    assert found == pytest.approx([odds**2, 0])
+
+
+def test_document_scores_discount_what_is_covered():
+    pieces = np.array([[4, 5, 0], [5, 6, 0], [7, 0, 0]])
+    ngrams = Ngrams(np.array([8.0, 4.0, 1.0]), pieces, [np.array([2, 9]), np.array([9]), np.array([3])])
+    documents, scores = document_scores(ngrams)
+    half_covered = 4 * (1 - BETA + BETA * 0.5)  # 5 is covered by the first n-gram, 6 is new
+    assert dict(zip(documents.tolist(), scores.tolist(), strict=True)) == pytest.approx(
+        {2: 8, 3: 1, 9: 8 + half_covered}
+    )
+
+
+# Dense and learned ----------------------------------------------------------------------------------------------------
+
+
+def test_margin_loss_is_repberts():
+    scores = torch.tensor([[0.5, 0.2, 0.9], [0.1, 0.7, 0.3]])
+    relevant = torch.tensor([[True, False, False], [True, True, False]])
+    expected = [
+        sum(max(0, 1 - (row[i] - row[j])) for i in range(3) for j in range(3) if own[i] and not own[j]) / 3
+        for row, own in zip(scores.tolist(), relevant.tolist(), strict=True)
+    ]
+    assert float(multi_label_margin(scores, relevant)) == pytest.approx(np.mean(expected))
+
+
+def test_balanced_codes_use_all_codes():
+    torch.manual_seed(0)
+    logits = torch.randn(64, 8) + torch.tensor([5.0, *[0.0] * 7])  # by themselves nearly all would take the first
+    assert F.one_hot(logits.argmax(1), 8).sum(0)[0] > 50
+    counts = torch.bincount(balanced_codes(logits), minlength=8)
+    assert counts.max() < 20
+    assert counts.min() >= 2
+
+
+def test_numbers_tell_equal_docids_apart():
+    docids = np.array([[1, 2], [3, 3], [1, 2], [1, 2]])
+    assert numbers_within(docids, [2, 0, 1]).tolist() == [1, 0, 0, 0]
+
+
+# Significance ---------------------------------------------------------------------------------------------------------
+
+
+def test_randomisation_test_is_close_to_all_permutations():
+    draw = np.random.default_rng(0)
+    first, second = draw.random(8) + 0.3, draw.random(8)
+    differences = first - second
+    observed = abs(differences.mean())
+    signs = np.array(list(itertools.product((1, -1), repeat=8)))
+    exact = np.mean(np.abs((signs * differences).mean(1)) >= observed - 1e-12)
+    assert randomisation_test(first, second) == pytest.approx(exact, abs=0.015)
+    assert randomisation_test(first, first) == 1
+
+
+def test_holm_never_lets_a_larger_value_be_smaller():
+    assert holm({"a": 0.01, "b": 0.02, "c": 0.5}) == pytest.approx({"a": 0.03, "b": 0.04, "c": 0.5})
+
+
+# The whole command ----------------------------------------------------------------------------------------------------
+
+
+def test_choosing_systems():
+    assert chosen_systems("all") == list(ROWS)
+    assert [system.name for system in chosen_systems("dpr, bm25")] == ["bm25", "dpr"]
+    with pytest.raises(ConfigError, match="unknown system 'bert'; systems are asi, bm25"):
+        chosen_systems("bert")
+    assert all(system.differs and system.paper for system in BY_NAME.values())
+
+
+def asi(*arguments, cwd):
+    command = [sys.executable, "-m", "asi", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+
+
+@pytest.mark.slow
+def test_all_systems_in_one_table(beir, encoder_folder, tmp_path):
+    settings = ("--minutes", 0.05, "--encoder", encoder_folder, "--max-length", 16, "--out", "out")
+    done = asi("compare", beir, *settings, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "failed" not in done.stderr
+    tables = {table["caption"]: table for section in read(tmp_path)["sections"] for table in section["tables"]}
+    for split in ("test", "test_unseen"):
+        rows = {row[0]: dict(zip(tables[split]["columns"], row, strict=True)) for row in tables[split]["rows"]}
+        assert list(rows) == [system.name for system in ROWS]
+        for name, row in rows.items():
+            assert 0 <= row["R@1"] <= row["R@5"] <= row["R@10"] <= 1, name
+            assert row["bytes / document"] > 0, name
+            assert row["ms, 1 query"] > 0, name
+            assert (tmp_path / "out" / "systems" / name / "run.trec").stat().st_size > 0
+        assert rows["asi"]["p against asi"] is None
+        assert 0 < rows["bm25"]["p against asi"] <= 1
+    for name in ("dsi-atomic", "ultron-atomic", "dynamicretriever"):
+        assert rows[name]["R@10"] == 0, name  # test_unseen: no docid, no answer
+    again = asi("compare", beir, *settings, cwd=tmp_path)
+    assert again.returncode != 0
+    assert "continue it with --resume" in again.stderr
+    (tmp_path / "out" / "systems" / "bm25" / "measured.json").unlink()
+    resumed = asi("compare", beir, *settings, "--resume", "--systems", "asi,bm25", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "bm25, system 2 of 2" in resumed.stderr
+    assert "asi, system" not in resumed.stderr
+
+
+def read(folder):
+    return json.loads((folder / "out" / "report.json").read_text())
+
+
+def test_a_system_that_fails_does_not_stop_the_others(beir, encoder_folder, tmp_path):
+    done = asi("compare", beir, "--systems", "bm25,simcse-docid", "--minutes", 0.01, "--encoder", encoder_folder,
+               "--out", "out", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "simcse-docid failed: it takes the docids of the system asi; compare asi too" in done.stderr
+    assert read(tmp_path)["sections"][0]["title"] == "Systems that failed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--systems", "nothing"], "unknown system 'nothing'"),
+        (["--minutes", "0"], "--minutes must be positive"),
+        (["--split", "nothing", "--systems", "bm25"], "nothing"),
+        (["--encoder", "no/such", "--systems", "dpr"], "no/such"),
+    ],
+)
+def test_bad_input(beir, tmp_path, arguments, message):
+    done = asi("compare", beir, "--out", "out", *arguments, cwd=tmp_path)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_systems_are_listed(tmp_path):
+    listed = json.loads(asi("systems", "--json", cwd=tmp_path).stdout)
+    assert [row["system"] for row in listed] == [system.name for system in ROWS]
+    shown = asi("systems", cwd=tmp_path).stdout
+    assert all(system.name in shown for system in ROWS)
