@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.ready
 
-.PHONY: demo test lint study bench crash-test clean
+.PHONY: demo test lint study compare bench crash-test clean
 
 $(SETUP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,9 @@ lint: $(SETUP)
 
 study: $(SETUP)
 	$(BIN)/asi study all pydoc --out runs/study --steps 150
+
+compare: $(SETUP)
+	$(BIN)/asi compare pydoc --out runs/compare --minutes 3 --resume
 
 crash-test: $(SETUP)
 	$(BIN)/python tests/crash_test.py --kills 200

@@ -128,7 +128,9 @@ def read_manifest(folder: Path, *, verify: bool = True) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder} holds no complete save: can't read {MANIFEST} ({error})") from error
     if manifest.get("format") != FORMAT_VERSION:
-        raise CheckpointError(f"{folder} has format {manifest.get('format')}, this version reads {FORMAT_VERSION}")
+        raise CheckpointError(
+            f"{folder} has format {manifest.get('format')}, this version reads {FORMAT_VERSION}; train again"
+        )
     if verify and (damage := damaged_files(folder, manifest)):
         raise CheckpointError(f"{folder} is damaged: {'; '.join(damage)}; restore it from a copy or train again")
     return manifest

@@ -398,6 +398,6 @@ def train_on_pairs(
         reporter.step(report)
 
     return train_generator(
-        texts, dataset.name, folder, config or GeneratorConfig(), train, device=device, listener=listen, stopping=stopping,
-        cache=cache, progress=lambda done, _: reporter.advance(done),
+        texts, dataset.name, folder, config or GeneratorConfig(), train, device=device, listener=listen,
+        stopping=stopping, cache=cache, progress=lambda done, _: reporter.advance(done),
     )  # fmt: skip

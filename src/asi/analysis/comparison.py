@@ -141,7 +141,9 @@ def with_docid_level(
     given = docids.of_documents
     has_docid = given[:, :1] >= 0
     codes = np.where(has_docid, split_codes(given), 0)
-    alone = np.where(has_docid, 0, split_codes(2**16 + np.arange(len(given))[:, None]))  # a number of its own, never 0 0
+    alone = np.where(
+        has_docid, 0, split_codes(2**16 + np.arange(len(given))[:, None])
+    )  # a number of its own, never 0 0
     retrieved = [[(*split_docid(docid), 0, 0) for docid in own] for own in found]
     scores = docid_scores(Buckets.of(np.concatenate([codes, alone], axis=1)), retrieved, relevant)
     return report.with_docids(scores, docid_health(codes[has_docid[:, 0]]))
