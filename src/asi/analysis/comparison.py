@@ -103,11 +103,7 @@ def compare(systems: Sequence[System], workplace: Workplace, splits: Sequence[st
 
 
 def run_system(system: System, workplace: Workplace, splits: Sequence[str]) -> Measured:
-    started = time.monotonic()
     built = system.build(workplace)
-    minutes = workplace.trained_minutes(system.name)
-    if minutes is None:
-        minutes = (time.monotonic() - started) / 60 if system.trains else 0.0
     workplace.reporter.stage("measuring", 0)
     reports: dict[str, Report] = {}
     ranks: dict[str, list[float]] = {}
@@ -123,7 +119,12 @@ def run_system(system: System, workplace: Workplace, splits: Sequence[str]) -> M
     workplace.folder(system.name).mkdir(parents=True, exist_ok=True)
     write_trec_run(workplace.folder(system.name) / "run.trec", run, system.name)
     return Measured(
-        reports, ranks, built.parameters, minutes, built.bytes_per_document, single_query_ms(built, workplace, splits)
+        reports,
+        ranks,
+        built.parameters,
+        built.minutes,
+        built.bytes_per_document,
+        single_query_ms(built, workplace, splits),
     )
 
 

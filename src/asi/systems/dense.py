@@ -226,10 +226,9 @@ def build_dense(workplace: Workplace, name: str, settings: DenseSettings) -> Bui
     stages = [(1.0, texts.pairs)]
     if settings.pseudo_queries:
         pseudo = workplace.source("pseudo")
-        rows = len(texts.queries) + np.arange(len(pseudo.texts))
         sources.append(pseudo.texts)
-        stages = [(PRETRAINED, np.stack([rows, pseudo.documents], axis=1)), *stages]
-    queries = pooled_by(settings, workplace.features([text for source in sources for text in source]))
+        stages = [(PRETRAINED, pseudo.pairs + np.array([len(texts.queries), 0])), *stages]
+    queries = np.concatenate([pooled_by(settings, workplace.features(source)) for source in sources])
     hard = bm25_negatives(workplace, sources) if settings.hard_negatives else None
     model = BiEncoder(workplace.encoder.encoder.shape.width, settings).to(workplace.device)
     objective = DenseObjective(
@@ -240,9 +239,9 @@ def build_dense(workplace: Workplace, name: str, settings: DenseSettings) -> Bui
         settings,
         hard,
     )
-    workplace.train(name, objective)
+    minutes = workplace.train(name, objective)
     retriever = DenseRetriever(workplace, model, settings)
-    return Built(retriever, trained_parameters(model), retriever.vectors.shape[1] * 4)
+    return Built(retriever, trained_parameters(model), minutes, retriever.vectors.shape[1] * 4)
 
 
 def bm25_negatives(workplace: Workplace, sources: Sequence[Sequence[str]]) -> NDArray[np.int64]:
@@ -259,7 +258,7 @@ def bm25_negatives(workplace: Workplace, sources: Sequence[Sequence[str]]) -> ND
     texts = [text for source in sources for text in source]
     if len(sources) > 1:
         pseudo = workplace.source("pseudo")
-        answers |= {len(sources[0]) + i: {row} for i, row in enumerate(pseudo.documents.tolist())}
+        answers |= {len(sources[0]) + text: {row} for text, row in pseudo.pairs.tolist()}
     draw = np.random.default_rng(workplace.seed)
     negatives = draw.integers(0, len(rows), size=len(texts))
     workplace.reporter.stage("looking for hard negatives", len(texts))

@@ -207,7 +207,7 @@ def build_genret(workplace: Workplace, name: str) -> Built:
     objective = GenRetObjective(
         decoder, workplace, workplace.features(workplace.texts.queries), workplace.documents, pairs
     )
-    workplace.train(name, objective)
+    minutes = workplace.train(name, objective)
     every = np.arange(len(workplace.keys))
     for position in range(POSITIONS):  # old and new documents alike: what the trained model says
         objective.fix(position, every)
@@ -215,4 +215,4 @@ def build_genret(workplace: Workplace, name: str) -> Built:
     objective.codes[:, POSITIONS] = numbers_within(objective.codes[:, :POSITIONS].numpy(), known_first)
     identifiers = Identifiers(objective.codes.numpy(), every, CODES, shared=False)
     retriever = SequenceRetriever(workplace, decoder, identifiers, constrained=True)
-    return Built(retriever, trained_parameters(decoder), identifiers.bytes_each, retriever)
+    return Built(retriever, trained_parameters(decoder), minutes, identifiers.bytes_each, retriever)

@@ -1,5 +1,6 @@
 """ASI and its variants as systems of a comparison, and SimCSE over ASI's docids, the paper's control."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,7 +68,13 @@ def open_asi(workplace: Workplace, folder: RunFolder, search: dict[str, Any]) ->
     searcher = index.configured(**search)
     trained = sum(trained_parameters_of(part) for part in (model.adapter, model.heads, model.decoder, model.matcher))
     each = model.config.m * 2 + (row_shape(model).whole if searcher.config.ranking != "docid" else 0)
-    return Built(searcher, trained, each, SearcherDocids(searcher, workplace.keys))
+    return Built(searcher, trained, minutes_of(folder), each, SearcherDocids(searcher, workplace.keys))
+
+
+def minutes_of(folder: RunFolder) -> float:
+    """From the moment when the length of the run was fixed to its last step."""
+    last = json.loads(folder.log.read_text(encoding="utf-8").splitlines()[-1])
+    return float(last["time"] - folder.run.stat().st_mtime) / 60
 
 
 def trained_parameters_of(part: torch.nn.Module | None) -> int:
@@ -122,4 +129,6 @@ def build_simcse_docid(workplace: Workplace, asi: str, dense: str, settings: Den
     assert docids is not None
     retriever = BucketRetriever(vectors.retriever, docids.of_documents)
     per_document = retriever.centres.numel() * 4 / len(workplace.keys)
-    return Built(retriever, vectors.parameters, per_document + 2 * docids.of_documents.shape[1], retriever)
+    return Built(
+        retriever, vectors.parameters, vectors.minutes, per_document + 2 * docids.of_documents.shape[1], retriever
+    )

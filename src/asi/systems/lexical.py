@@ -66,4 +66,4 @@ def build_bm25(workplace: Workplace, *, expanded: bool) -> Built:
             for document, queries in zip(documents, workplace.pseudo_queries, strict=True)
         ]
     retriever = LexicalRetriever(documents)
-    return Built(retriever, 0, retriever.bytes / len(documents))
+    return Built(retriever, 0, 0.0, retriever.bytes / len(documents))

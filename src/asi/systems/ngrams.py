@@ -176,9 +176,9 @@ class NgramRetriever:
         def visit(depth: int, scores: Tensor, prefixes: Tensor, codes: Tensor) -> None:
             if depth == 0:
                 return  # only the marker
-            keep = scores.isfinite().cpu() & (codes[:, :, -1] != END).cpu()
-            for i, j in keep.nonzero().tolist():
-                found[i].append((float(scores[i, j]), depth, int(prefixes[i, j])))
+            written = (scores.isfinite() & (codes[:, :, -1] != END)).tolist()
+            for own, is_written, values, rows in zip(found, written, scores.tolist(), prefixes.tolist(), strict=True):
+                own += [(values[j], depth, rows[j]) for j in range(len(rows)) if is_written[j]]
 
         step = MarkedStart(UntilTheEnd(Generation(self.decoder, query)), marker)
         beam_search(step, self.decoder.m, BEAMS, view.tree, visit)
@@ -239,6 +239,6 @@ def build_ngrams(workplace: Workplace, name: str, kinds: Sequence[str]) -> Built
         workplace.device
     )
     targets = training_ngrams(workplace, views, number, workplace.seed)
-    workplace.train(name, NgramObjective(decoder, workplace, targets))
+    minutes = workplace.train(name, NgramObjective(decoder, workplace, targets))
     each = sum(view.windows.shape[0] * (8 + 4) for view in views) / len(documents)  # a place in the text, a document
-    return Built(NgramRetriever(workplace, decoder, views, markers), trained_parameters(decoder), each)
+    return Built(NgramRetriever(workplace, decoder, views, markers), trained_parameters(decoder), minutes, each)

@@ -21,7 +21,7 @@ from asi.features import Features, encode
 from asi.model import Asi, Decoder, Encoded, Generation, reordered
 from asi.records import Docid, Hit
 from asi.systems.identifiers import END, Identifiers
-from asi.systems.workplace import Built, Source, Workplace, trained_parameters
+from asi.systems.workplace import Built, Source, Workplace, joined, trained_parameters
 from asi.training import NoPhase, Nothing, SinglePairObjective
 
 BATCH = 256
@@ -179,9 +179,9 @@ class SequenceRetriever:
         self.members = identifiers.documents[order]  # documents by docid
         self.starts = np.searchsorted(buckets.ravel()[order], np.arange(len(table) + 1))
         self.of_documents = np.full((len(workplace.keys), 1), -1, dtype=np.int64)
-        self.of_documents[identifiers.documents[::-1], 0] = buckets.ravel()[
-            ::-1
-        ]  # a document's first, if it has several
+        last_first = slice(None, None, -1)  # so that of several docids of a document the first one stays
+        self.of_documents[identifiers.documents[last_first], 0] = buckets.ravel()[last_first]
+        self.generated: dict[str, list[int]] = {}  # what search has generated for a query, for measures of docids
 
     @torch.inference_mode()
     def generate(self, queries: Sequence[str], beams: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -196,12 +196,14 @@ class SequenceRetriever:
         return np.where(np.isfinite(scores), rows.numpy(), -1), scores
 
     def docids(self, queries: Sequence[str], count: int) -> list[list[Docid]]:
-        rows, _ = self.generate(queries, max(count, self.beams))
-        found: list[list[Docid]] = [[(row,) for row in own if row >= 0] for own in rows.tolist()]
+        if any(query not in self.generated for query in queries):
+            self.search(queries, count)
+        found: list[list[Docid]] = [[(row,) for row in self.generated[query] if row >= 0] for query in queries]
         return [own[:count] for own in found]
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         rows, scores = self.generate(queries, max(k, self.beams))
+        self.generated.update(zip(queries, rows.tolist(), strict=True))
         return [self.opened(own, values, k) for own, values in zip(rows.tolist(), scores.tolist(), strict=True)]
 
     def opened(self, rows: list[int], scores: list[float], k: int) -> list[Hit]:
@@ -228,7 +230,7 @@ def build_sequences(workplace: Workplace, name: str, settings: SequenceSettings)
     names = list(dict.fromkeys(name for stage in settings.stages for name in stage.sources))
     sources = {name: workplace.source(name) for name in names}
     offsets = np.cumsum([0, *(len(source.texts) for source in sources.values())])
-    features = workplace.features([text for source in sources.values() for text in source.texts])
+    features = joined([workplace.features(source.texts) for source in sources.values()])
     codes = torch.from_numpy(identifiers.codes)
     objective = SequenceObjective(
         decoder, workplace.encoder, features, codes, ends=bool((codes == END).any()) and L > 1
@@ -239,14 +241,14 @@ def build_sequences(workplace: Workplace, name: str, settings: SequenceSettings)
         parts = []
         for source_name in stage.sources:
             source, offset = sources[source_name], offsets[names.index(source_name)]
-            targets = settings.pick(workplace, identifiers, source) if settings.pick else first_row[source.documents]
-            parts.append(np.stack([offset + np.arange(len(source.texts)), targets], axis=1))
+            targets = settings.pick(workplace, identifiers, source) if settings.pick else first_row[source.pairs[:, 1]]
+            parts.append(np.stack([offset + source.pairs[:, 0], targets], axis=1))
         objective.stages.append((stage.until, workplace.pairs(np.concatenate(parts), batch)))
-    workplace.train(name, objective)
+    minutes = workplace.train(name, objective)
     retriever = SequenceRetriever(workplace, decoder, identifiers, constrained=settings.constrained)
     grows = V * decoder.outputs.size(-1) * 4 * 2 if L == 1 else 0  # an atomic docid is a row of two tables
     each = identifiers.bytes_each * len(identifiers.documents) / len(workplace.keys)
-    return Built(retriever, trained_parameters(decoder), each + grows / len(workplace.keys), retriever)
+    return Built(retriever, trained_parameters(decoder), minutes, each + grows / len(workplace.keys), retriever)
 
 
 def start_from_vectors(decoder: Decoder, workplace: Workplace, identifiers: Identifiers) -> None:

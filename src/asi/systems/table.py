@@ -31,15 +31,14 @@ class System:
     differs: str  # from the original, in one line
     takes_new: bool  # finds documents that come after the training, without being trained again
     build: Callable[[Workplace], Built]
-    trains: bool = True
 
 
 def sentence_rows(workplace: Workplace, made: Identifiers, source: Source) -> NDArray[np.int64]:
-    """For each text the docid of that sentence of its document which shares most words with it."""
+    """For each pair the docid of that sentence of the document which shares most words with the text."""
     first = np.searchsorted(made.documents, np.arange(len(workplace.keys)))
-    found = np.empty(len(source.texts), dtype=np.int64)
-    for i, (text, document) in enumerate(zip(source.texts, source.documents.tolist(), strict=True)):
-        asked = set(words(text))
+    found = np.empty(len(source.pairs), dtype=np.int64)
+    for i, (text, document) in enumerate(source.pairs.tolist()):
+        asked = set(words(source.texts[text]))
         sentences = sentences_of(workplace.texts.documents[document].text)
         shared = [len(asked & set(words(sentence))) for sentence in sentences]
         found[i] = first[document] + int(np.argmax(shared))
@@ -81,12 +80,11 @@ ROWS = (
     asi("asi", "our recipe: see the README"),
     System(
         "bm25", "sparse", "Robertson and Zaragoza 2009", "k1 = 1.5, b = .75, no stemming", True,
-        partial(build_bm25, expanded=False), trains=False,
+        partial(build_bm25, expanded=False),
     ),
     System(
         "doct5query", "sparse, expanded", "Nogueira and Lin 2019",
         "queries by our own generator, trained on the pairs, in place of T5", True, partial(build_bm25, expanded=True),
-        trains=False,
     ),
     dense(
         "repbert", "Zhan et al. 2020", "query and document are encoded apart, not in one masked sequence",
@@ -107,7 +105,7 @@ ROWS = (
     ),
     System(
         "simcse-docid", "dense over ASI's docids", "this project's paper", "none; it takes the docids of asi", True,
-        partial(build_simcse_docid, asi="asi", dense="simcse", settings=SIMCSE), trains=False,
+        partial(build_simcse_docid, asi="asi", dense="simcse", settings=SIMCSE),
     ),
     sequence(
         "dsi-atomic", "Tay et al. 2022", "documents and queries one to one", False,

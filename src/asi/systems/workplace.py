@@ -20,7 +20,7 @@ from asi.checkpoint import RunFolder, read_manifest, save_folder
 from asi.config import ModelConfig, TrainConfig
 from asi.datasets import Dataset, WithMorePairs
 from asi.distributed import Processes
-from asi.encoder import TextTokeniser, find_encoder, load_encoder, load_tokeniser
+from asi.encoder import TextTokeniser, TokenisedTexts, find_encoder, load_encoder, load_tokeniser
 from asi.errors import ConfigError, Interrupted
 from asi.expansion import GeneratorConfig, train_on_pairs, write_pairs
 from asi.features import Features, compute_features
@@ -54,15 +54,16 @@ class Built:
 
     retriever: Retriever
     parameters: int  # that were trained
+    minutes: float  # of training
     bytes_per_document: float  # of everything that grows with the corpus
     docids: Docids | None = None
 
 
 class Source(NamedTuple):
-    """Texts, and for each the document that it stands for."""
+    """Texts, and the documents that they stand for."""
 
     texts: list[str]
-    documents: NDArray[np.int64]
+    pairs: NDArray[np.int64]  # (n, 2): text, document
 
 
 class Workplace:
@@ -169,10 +170,10 @@ class Workplace:
             "terms": lambda: [[text] for text in rarest_terms(self.known_contents)],
         }
         if name == "queries":
-            return Source([self.texts.queries[row] for row in self.texts.pairs[:, 0]], self.texts.pairs[:, 1])
+            return Source(self.texts.queries, self.texts.pairs)
         lists = makers[name]()
         owners = np.repeat(self.known, [len(texts) for texts in lists])
-        return Source([text for texts in lists for text in texts], owners)
+        return Source([text for texts in lists for text in texts], np.stack([np.arange(len(owners)), owners], axis=1))
 
     @property
     def known_contents(self) -> list[str]:
@@ -183,16 +184,16 @@ class Workplace:
     def pairs(self, pairs: NDArray[np.int64], batch: int) -> TrainingPairs:
         return TrainingPairs(pairs, self.seed, batch)
 
-    def train(self, name: str, objective: Objective) -> None:
+    def train(self, name: str, objective: Objective) -> float:
         """Train for the comparison's minutes, not counting what all systems share. Finished weights are read instead.
 
-        A system is trained in one go: what a broken-off training left is thrown away.
+        A system is trained in one go: what a broken-off training left is thrown away. Returns the minutes it took.
         """
         place = self.folder(name) / "weights"
         if place.exists():
-            read_manifest(place)
+            minutes: float = read_manifest(place)["minutes"]
             objective.model.load_state_dict(load_file(place / "weights.safetensors", device=str(self.device)))
-            return
+            return minutes
         run = RunFolder(self.folder(name) / "training")
         shutil.rmtree(run.path, ignore_errors=True)
         run.path.mkdir(parents=True)
@@ -211,13 +212,23 @@ class Workplace:
         if not fit(trainer, steps, run, listen, self.stopping):
             raise Interrupted(f"what is finished is kept in {self.out}; run the same command with --resume to go on")
         weights = {name: weight.detach().contiguous() for name, weight in objective.model.state_dict().items()}
-        manifest = {"steps": steps, "seconds": time.monotonic() - started}
+        minutes = (time.monotonic() - started) / 60
+        manifest = {"steps": steps, "minutes": minutes}
         save_folder(place, lambda beside: save_file(weights, beside / "weights.safetensors"), manifest)
         shutil.rmtree(run.path)
+        return minutes
 
-    def trained_minutes(self, name: str) -> float | None:
-        place = self.folder(name) / "weights"
-        return read_manifest(place, verify=False)["seconds"] / 60 if place.exists() else None
+
+def joined(parts: Sequence[Features]) -> Features:
+    """The features of several lists of texts as those of one."""
+    tokens = TokenisedTexts(
+        np.concatenate([part.tokens.ids for part in parts]),
+        np.append(0, np.cumsum(np.concatenate([part.tokens.lengths for part in parts]))),
+        parts[0].tokens.pad,
+    )
+    pooled = [part.pooled for part in parts if part.pooled is not None]
+    states = [part.states for part in parts if part.states is not None]
+    return Features(tokens, np.concatenate(pooled), np.concatenate(states))
 
 
 def trained_parameters(model: nn.Module) -> int:
