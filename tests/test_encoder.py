@@ -24,6 +24,8 @@ def reference(kind):
         "distilbert": lambda: hf.DistilBertModel(
             hf.DistilBertConfig(vocab_size=50, dim=32, n_layers=2, n_heads=4, hidden_dim=48, max_position_embeddings=20)
         ),
+        "t5": lambda: hf.T5EncoderModel(t5_config(hf, "relu")),
+        "t5-gated": lambda: hf.T5EncoderModel(t5_config(hf, "gated-gelu")),
     }
     torch.manual_seed(0)
     model = models[kind]().eval()
@@ -32,7 +34,14 @@ def reference(kind):
     return model
 
 
-@pytest.mark.parametrize("kind", ["bert", "electra", "roberta", "distilbert"])
+def t5_config(hf, feed_forward):
+    return hf.T5Config(
+        vocab_size=50, d_model=32, num_layers=2, num_heads=4, d_kv=6, d_ff=48, relative_attention_num_buckets=8,
+        relative_attention_max_distance=16, feed_forward_proj=feed_forward,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["bert", "electra", "roberta", "distilbert", "t5", "t5-gated"])
 @pytest.mark.parametrize("frozen", [0, 1, 2])
 def test_equals_the_reference_implementation(kind, frozen, tmp_path):
     model = reference(kind)
@@ -85,7 +94,7 @@ def test_empty_list_of_texts(encoder_folder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "t5"}, "holds a model of type 't5'; encoders can be bert, "),
+        ({"model_type": "gpt2"}, "holds a model of type 'gpt2'; encoders can be bert, "),
         ({"hidden_act": "relu"}, "uses the activation 'relu'"),
         ({"hidden_size": 64}, "does not fit its config.json"),
     ],

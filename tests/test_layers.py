@@ -11,7 +11,7 @@ SOURCE = Path(asi.__file__).parent
 
 LAYERS = [
     "records errors arrays",
-    "config metrics significance losses beam rows trec database",
+    "config metrics significance losses t5 beam rows trec database",
     "encoder corpora store",
     "model datasets",
     "features batches checkpoint distributed holdout ranking",

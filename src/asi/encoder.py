@@ -1,4 +1,4 @@
-"""A BERT-like text encoder: from a Hugging Face folder or name to token states, and nothing else.
+"""A BERT-like or T5 text encoder: from a Hugging Face folder or name to token states, and nothing else.
 
 Written out rather than wrapped, so that the lower layers can be run apart from the upper ones (frozen layers are run
 once) and so that a single query costs its arithmetic, not a framework's overhead. `tests/test_encoder.py` holds it
@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from asi.errors import CheckpointError, ConfigError
+from asi.t5 import RelativeBias, T5Layer
 
 LENGTH_STEP = 4  # a text is padded to the next multiple of this, whatever it is batched with
 
@@ -58,6 +60,10 @@ class EncoderShape:
     segments: int = 0  # rows of the segment table; 0 for none
     first_position: int = 0  # RoBERTa's positions start behind the padding token's number
     eps: float = 1e-12
+    head_width: int = 0  # of T5, which also has what follows
+    buckets: int = 0  # of distances; 0: the layers are BERT's, and positions are absolute
+    farthest: int = 128
+    gated: bool = False
 
 
 class Family(NamedTuple):
@@ -112,6 +118,32 @@ DISTILBERT_WEIGHTS = (
     (r"ffn\.lin2", "down"),
     (r"output_layer_norm", "output_norm"),
 )
+T5_SIZES = {
+    "vocabulary": "vocab_size",
+    "width": "d_model",
+    "layers": "num_layers",
+    "heads": "num_heads",
+    "inner": "d_ff",
+    "eps": "layer_norm_epsilon",
+    "head_width": "d_kv",
+    "buckets": "relative_attention_num_buckets",
+    "farthest": "relative_attention_max_distance",
+}
+T5_WEIGHTS = (
+    (r"^shared", "words"),
+    (r"^encoder\.block\.0\.layer\.0\.SelfAttention\.relative_attention_bias", "relative.table"),
+    (r"^encoder\.block\.", "layers."),
+    (r"layer\.0\.SelfAttention\.q\.", "query."),
+    (r"layer\.0\.SelfAttention\.k\.", "key."),
+    (r"layer\.0\.SelfAttention\.v\.", "value."),
+    (r"layer\.0\.SelfAttention\.o\.", "out."),
+    (r"layer\.0\.layer_norm", "attention_norm"),
+    (r"layer\.1\.DenseReluDense\.wi_0", "gate"),
+    (r"layer\.1\.DenseReluDense\.(wi_1|wi)", "up"),
+    (r"layer\.1\.DenseReluDense\.wo", "down"),
+    (r"layer\.1\.layer_norm", "output_norm"),
+    (r"^encoder\.final_layer_norm", "final_norm"),
+)
 FAMILIES = {
     "bert": Family(BERT_SIZES, BERT_WEIGHTS),
     "electra": Family({**BERT_SIZES, "embedding_width": "embedding_size"}, BERT_WEIGHTS),
@@ -119,6 +151,7 @@ FAMILIES = {
     "xlm-roberta": Family(BERT_SIZES, BERT_WEIGHTS, positions_behind_padding=True),
     "camembert": Family(BERT_SIZES, BERT_WEIGHTS, positions_behind_padding=True),
     "distilbert": Family(DISTILBERT_SIZES, DISTILBERT_WEIGHTS),
+    "t5": Family(T5_SIZES, T5_WEIGHTS),
 }
 WRAPPERS = r"^(bert|electra|roberta|distilbert|model)\."  # a model with a task's head on top keeps the encoder below
 
@@ -136,12 +169,18 @@ class Layer(nn.Module):
         self.down = nn.Linear(shape.inner, shape.width)
         self.output_norm = nn.LayerNorm(shape.width, eps=shape.eps)
 
-    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, states: Tensor, attention: Tensor) -> Tensor:
         B, T, D = states.shape
         query, key, value = self.qkv(states).view(B, T, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None, :])
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=attention)
         states = self.attention_norm(states + self.out(mixed.transpose(1, 2).reshape(B, T, D)))
         return self.output_norm(states + self.down(F.gelu(self.up(states))))  # (B, T, D)
+
+
+def layer_of(shape: EncoderShape) -> nn.Module:
+    if not shape.buckets:
+        return Layer(shape)
+    return T5Layer(shape.width, shape.heads, shape.head_width, shape.inner, shape.eps, gated=shape.gated)
 
 
 class Encoder(nn.Module):
@@ -151,17 +190,22 @@ class Encoder(nn.Module):
         super().__init__()
         self.shape = shape
         self.frozen_layers = min(frozen_layers, shape.layers)
+        is_t5 = shape.buckets > 0
         self.words = nn.Embedding(shape.vocabulary, shape.embedding_width)
-        self.places = nn.Embedding(shape.positions, shape.embedding_width)
+        self.places = None if is_t5 else nn.Embedding(shape.positions, shape.embedding_width)
         self.segments = nn.Embedding(shape.segments, shape.embedding_width) if shape.segments else None
-        self.norm = nn.LayerNorm(shape.embedding_width, eps=shape.eps)
+        self.norm = None if is_t5 else nn.LayerNorm(shape.embedding_width, eps=shape.eps)
         self.widen = nn.Linear(shape.embedding_width, shape.width) if shape.embedding_width != shape.width else None
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(layer_of(shape) for _ in range(shape.layers))
+        self.relative = RelativeBias(shape.buckets, shape.farthest, shape.heads) if is_t5 else None
+        self.final_norm = nn.RMSNorm(shape.width, eps=shape.eps) if is_t5 else None
         if self.frozen_layers:
-            for part in (self.words, self.places, self.segments, self.norm, self.widen):
+            for part in (self.words, self.places, self.segments, self.norm, self.widen, self.relative):
                 if part is not None:
                     part.requires_grad_(False)
             self.layers[: self.frozen_layers].requires_grad_(False)
+        if self.is_frozen and self.final_norm is not None:
+            self.final_norm.requires_grad_(False)
 
     @property
     def is_frozen(self) -> bool:
@@ -169,25 +213,37 @@ class Encoder(nn.Module):
         return self.frozen_layers == self.shape.layers
 
     def embed(self, ids: Tensor) -> Tensor:
-        places = torch.arange(ids.size(1), device=ids.device) + self.shape.first_position
-        states = self.words(ids) + self.places(places)
+        states: Tensor = self.words(ids)
+        if self.places is not None:
+            states = states + self.places(torch.arange(ids.size(1), device=ids.device) + self.shape.first_position)
         if self.segments is not None:
             states = states + self.segments.weight[0]
-        states = self.norm(states)
+        if self.norm is not None:
+            states = self.norm(states)
         return self.widen(states) if self.widen is not None else states
+
+    def attention(self, mask: Tensor) -> Tensor:
+        """What attention is masked with, or biased by."""
+        return mask[:, None, None, :] if self.relative is None else self.relative(mask)
 
     def lower(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Through the embeddings and the frozen layers."""
-        states = self.embed(ids)
+        states, attention = self.embed(ids), self.attention(mask)
         for layer in self.layers[: self.frozen_layers]:
-            states = layer(states, mask)
-        return states
+            states = layer(states, attention)
+        return self.finished(states) if self.is_frozen else states
 
     def upper(self, states: Tensor, mask: Tensor) -> Tensor:
         """Through the layers that are trained."""
+        if self.is_frozen:
+            return states
+        attention = self.attention(mask)
         for layer in self.layers[self.frozen_layers :]:
-            states = layer(states, mask)
-        return states
+            states = layer(states, attention)
+        return self.finished(states)
+
+    def finished(self, states: Tensor) -> Tensor:
+        return self.final_norm(states) if self.final_norm is not None else states
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         return self.upper(self.lower(ids, mask), mask)
@@ -251,6 +307,11 @@ class TextTokeniser:
         flat = np.fromiter((i for ids in encoded for i in ids), dtype=np.int32, count=int(offsets[-1]))
         return TokenisedTexts(flat, offsets, self.pad)
 
+    @cached_property
+    def starts(self) -> int:
+        """How many tokens stand before every text: BERT has one, T5 none. Behind it both have one."""
+        return len(self([""]).ids) - 1
+
     def save(self, path: Path) -> None:
         self.tokeniser.save(str(path))
 
@@ -300,8 +361,11 @@ def load_encoder(folder: Path, frozen_layers: int) -> Encoder:
     if kind not in FAMILIES:
         raise ConfigError(f"{folder} holds a model of type {kind!r}; encoders can be {', '.join(FAMILIES)}")
     activation = settings.get("hidden_act", settings.get("activation", "gelu"))
-    if activation != "gelu":
-        raise ConfigError(f"{folder} uses the activation {activation!r}; only gelu is supported")
+    supported = ["gelu"]
+    if kind == "t5":
+        activation, supported = settings.get("feed_forward_proj", "relu"), ["relu", "gated-gelu"]
+    if activation not in supported:
+        raise ConfigError(f"{folder} uses the activation {activation!r}; supported is {' and '.join(supported)}")
     encoder = Encoder(shape_of(settings, FAMILIES[kind]), frozen_layers)
     weights_file = folder / "model.safetensors"
     if not weights_file.is_file():
@@ -315,6 +379,8 @@ def shape_of(settings: Mapping[str, Any], family: Family) -> EncoderShape:
     sizes.setdefault("embedding_width", sizes["width"])
     if sizes.get("segments", 0) is None:
         sizes["segments"] = 0
+    if "buckets" in sizes:
+        sizes |= {"positions": 0, "gated": settings.get("feed_forward_proj", "relu") == "gated-gelu"}
     if family.positions_behind_padding:
         sizes["first_position"] = settings.get("pad_token_id", 1) + 1
     return EncoderShape(**sizes)

@@ -118,13 +118,20 @@ class ExpansionObjective(SinglePairObjective):
     """Document to query, for the project's one training loop."""
 
     def __init__(
-        self, model: CopyDecoder, documents: Features, queries: TokenisedTexts, pairs: TrainingPairs, lr: float
+        self,
+        model: CopyDecoder,
+        documents: Features,
+        queries: TokenisedTexts,
+        pairs: TrainingPairs,
+        lr: float,
+        start: int | None = None,
     ) -> None:
         self.model = model
         self.documents = documents
         self.queries = queries
         self.pairs = pairs
         self.lr = lr
+        self.start = start  # what stands before a query, if the tokeniser puts nothing there
         self.rows = torch.full((model.embeddings.num_embeddings,), -1)  # word piece -> place in the vocabulary
         self.rows[model.vocabulary.cpu()] = torch.arange(len(model.vocabulary))
 
@@ -144,7 +151,10 @@ class ExpansionObjective(SinglePairObjective):
     ) -> dict[str, Tensor]:
         """Negative log-likelihood of the queries, per word piece, summed over the pairs."""
         states, mask, source = memory
-        ids, kept = (part[:, : QUERY_TOKENS + 1].to(states.device) for part in self.queries.padded(batch.queries))
+        ids, kept = self.queries.padded(batch.queries)
+        if self.start is not None:  # texts that begin at once, as T5's
+            ids, kept = F.pad(ids, (1, 0), value=self.start), F.pad(kept, (1, 0), value=True)
+        ids, kept = (part[:, : QUERY_TOKENS + 1].to(states.device) for part in (ids, kept))
         previous, target, real = ids[:, :-1], ids[:, 1:], kept[:, 1:]
         hidden = self.model(states, mask, previous)
         rows = self.rows.to(states.device)[target]
@@ -296,9 +306,9 @@ def train_generator(
         config, encoder.encoder.shape.width, np.unique(queries.ids).astype(np.int64), pieces_of(encoder)
     )
     pairs = TrainingPairs(np.stack([texts.pairs[:, 0], rows], axis=1), train.seed, train.batch)
-    trainer = Trainer(
-        ExpansionObjective(decoder.to(device), features, queries, pairs, train.lr), train, Processes(0, 1, device)
-    )
+    start = None if tokenise.starts else int(queries.ids[-1])
+    objective = ExpansionObjective(decoder.to(device), features, queries, pairs, train.lr, start)
+    trainer = Trainer(objective, train, Processes(0, 1, device))
     if not fit(trainer, train.steps or DEFAULT_STEPS, run, listener, stopping):
         raise Interrupted(f"the state is saved in {run.checkpoints}; run the same command again to go on")
     save_generator(folder, config, decoder, origin)

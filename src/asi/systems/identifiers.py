@@ -145,12 +145,10 @@ def unpacked(packed: NDArray[np.uint8], parts: int, bits: int) -> Rows:
 
 
 def words_of(texts: Sequence[str], tokenise: TextTokeniser, longest: int = LONGEST) -> tuple[list[list[int]], int]:
-    """Texts as word pieces without the first and last of every text, numbered from 1; and one more than there are."""
+    """Texts as word pieces, numbered from 1, and the number of pieces plus one."""
     tokens = tokenise(texts)
-    pieces = [
-        tokens.ids[start + 1 : end - 1][:longest]
-        for start, end in zip(tokens.offsets, tokens.offsets[1:], strict=False)
-    ]
+    starts, ends = tokens.offsets[:-1] + tokenise.starts, tokens.offsets[1:] - 1
+    pieces = [tokens.ids[start:end][:longest] for start, end in zip(starts, ends, strict=True)]
     used = np.unique(np.concatenate(pieces)) if pieces else np.empty(0, np.int32)
     return [(np.searchsorted(used, own) + 1).tolist() for own in pieces], len(used) + 1
 

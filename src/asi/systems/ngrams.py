@@ -48,26 +48,31 @@ class View(NamedTuple):
     starts: list[Rows]  # per depth: where the windows with each prefix begin
 
     @classmethod
-    def of(cls, tokens: TokenisedTexts, owners: Rows, marker: int, number: NDArray[np.int64], V: int) -> "View":
-        """`number` gives each word piece of the encoder its number here; `marker` stands before every window."""
-        places, owner_of_window = windows_of(tokens)
+    def of(
+        cls, tokens: TokenisedTexts, owners: Rows, marker: int, number: NDArray[np.int64], V: int, starts: int = 1
+    ) -> "View":
+        """`number` gives each word piece of the encoder its number here; `marker` stands before every window.
+
+        Every text has one token behind it that is none of its own, and `starts` before it.
+        """
+        places, owner_of_window = windows_of(tokens, starts)
         pieces = np.where(places >= 0, number[tokens.ids[np.maximum(places, 0)]], END)
         windows = np.concatenate([np.full((len(pieces), 1), marker), pieces], axis=1)
         order = np.lexsort(windows.T[::-1])
         windows = windows[order]
-        starts, is_new = [], np.zeros(len(windows), dtype=bool)
+        firsts, is_new = [], np.zeros(len(windows), dtype=bool)
         is_new[:1] = True
         for depth in range(windows.shape[1]):
             is_new[1:] |= windows[1:, depth] != windows[:-1, depth]
-            starts.append(np.append(np.flatnonzero(is_new), len(windows)))
-        return cls(tokens, owners, windows, owners[owner_of_window][order], PrefixTree(windows, V), starts)
+            firsts.append(np.append(np.flatnonzero(is_new), len(windows)))
+        return cls(tokens, owners, windows, owners[owner_of_window][order], PrefixTree(windows, V), firsts)
 
 
-def windows_of(tokens: TokenisedTexts) -> tuple[Rows, Rows]:
+def windows_of(tokens: TokenisedTexts, starts: int) -> tuple[Rows, Rows]:
     """Places of the pieces of every window (W, LENGTH), -1 behind the text's end, and the text of each window."""
     texts = np.repeat(np.arange(len(tokens)), tokens.lengths)
     place = np.arange(len(tokens.ids))
-    inner = (place > tokens.offsets[texts]) & (place < tokens.offsets[texts + 1] - 1)  # not the first, nor the last
+    inner = (place >= tokens.offsets[texts] + starts) & (place < tokens.offsets[texts + 1] - 1)
     first, last = place[inner], tokens.offsets[texts[inner] + 1] - 1
     places = first[:, None] + np.arange(LENGTH)
     return np.where(places < last[:, None], places, -1), texts[inner]
@@ -96,7 +101,8 @@ def training_ngrams(workplace: Workplace, views: Sequence[View], number: Rows, s
     draw = np.random.default_rng(seed)
     queries = workplace.tokenise(workplace.texts.queries)
     ids = number[queries.ids]
-    pieces = [ids[start + 1 : end - 1] for start, end in zip(queries.offsets, queries.offsets[1:], strict=False)]
+    starts, ends = queries.offsets[:-1] + workplace.tokenise.starts, queries.offsets[1:] - 1
+    pieces = [ids[start:end] for start, end in zip(starts, ends, strict=True)]
     found = []
     for view in views:
         by_document = np.argsort(view.documents, kind="stable")
@@ -232,7 +238,8 @@ def build_ngrams(workplace: Workplace, name: str, kinds: Sequence[str]) -> Built
     V = 1 + len(used) + len(kinds)
     markers = [1 + len(used) + i for i in range(len(kinds))]
     views = [
-        View.of(tokens[kind], texts[kind][1], marker, number, V) for kind, marker in zip(kinds, markers, strict=True)
+        View.of(tokens[kind], texts[kind][1], marker, number, V, workplace.tokenise.starts)
+        for kind, marker in zip(kinds, markers, strict=True)
     ]
     torch.manual_seed(workplace.seed)
     decoder = Decoder(workplace.encoder.encoder.shape.width, Shape(LENGTH + 1, V, shared_tokens=True)).to(
