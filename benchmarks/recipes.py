@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from bi_encoder import DENSE
 
 from asi.batches import contents
 from asi.config import Config, with_overrides
@@ -28,16 +29,6 @@ from asi.records import Hit
 from asi.run import check_same_run, train
 from asi.systems.exact import ExactRetriever
 
-DENSE = (
-    "loss.generation=0",
-    "loss.contrastive=0",
-    "loss.reverse=0",
-    "loss.match=0",
-    "loss.balance=0",
-    "model.token_width=0",
-    "train.docid_every=1000000000",
-    "train.freeze_docids=1",
-)
 QUERIES = 700  # of a split, at most
 
 

@@ -9,9 +9,11 @@ FOLDER/results.json.
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from bi_encoder import DENSE
 
 from asi.compare import WAYS, evaluate_ways
 from asi.config import Config, with_overrides
@@ -25,9 +27,6 @@ from asi.run import check_same_run, train
 from asi.systems.exact import ExactRetriever
 from asi.systems.lexical import LexicalRetriever
 
-DENSE = [f"loss.{name}=0" for name in ("generation", "contrastive", "reverse", "match", "balance")]
-DENSE += ["train.freeze_docids=1", "index.known_queries=false", "model.token_width=0"]
-DENSE += ["train.docid_every=1000000000"]  # nothing but vectors, at full speed
 SHOWN = ("asi", "asi-one-pass", "asi-one-pass-docids", "dense", "bm25")
 Results = dict[str, dict[str, Report]]  # system -> split -> report
 
@@ -63,25 +62,45 @@ def results_of(data: str, out: Path, minutes: float, seed: int) -> Results:
     return results
 
 
-def goals(results: Results) -> list[str]:
-    """One line for every goal: what was asked, what was measured."""
+def goals(found: list[Results]) -> list[str]:
+    """One line for every goal: what was asked, what was measured, as means over the seeds."""
+
+    def mean(system: str, split: str, value: Callable[[Report], float | None]) -> float:
+        return float(np.mean([value(results[system][split]) or 0.0 for results in found]))
+
+    def document(system: str, split: str, name: str) -> float:
+        return mean(system, split, lambda report: (report.document or {}).get(name))
+
     lines = []
-    for split, dense in results["dense"].items():
-        asi, docids = results["asi"][split], results["asi-one-pass-docids"][split]
+    for split in found[0]["dense"]:
         for name in ("R@10", "MRR@10"):
-            ours, theirs = asi.document[name], dense.document[name]
+            ours, theirs = document("asi", split, name), document("dense", split, name)
             lines.append(f"{split}: {name} above dense: {verdict(ours > theirs)} ({ours:.3f}, {theirs:.3f})")
-        ratio = docids.document["MRR@10"] / dense.document["MRR@10"]
+        ratio = document("asi-one-pass-docids", split, "MRR@10") / document("dense", split, "MRR@10")
         lines.append(f"{split}: docids only, MRR@10 85% of dense: {verdict(ratio >= 0.85)} ({ratio:.0%})")
-        lines.append(
-            f"{split}: R@1 above Acc: {verdict(asi.docid['R@1'] > asi.acc)} ({asi.docid['R@1']:.3f}, {asi.acc:.3f})"
-        )
-    if "test_nl2bash" in results["asi"]:
-        ours, theirs = (results[name]["test_nl2bash"].document["R@10"] for name in ("asi", "bm25"))
+        first, acc = mean("asi", split, lambda report: (report.docid or {}).get("R@1")), mean("asi", split, accuracy)
+        lines.append(f"{split}: docid-level R@1 above Acc: {verdict(first > acc)} ({first:.3f}, {acc:.3f})")
+        if len(found) > 1:
+            spread = np.std([(results["asi"][split].document or {})["MRR@10"] for results in found], ddof=1)
+            lines.append(f"{split}: deviation of MRR@10 under .01: {verdict(spread < 0.01)} ({spread:.4f})")
+    if "test_nl2bash" in found[0]["asi"]:
+        ours, theirs = (document(name, "test_nl2bash", "R@10") for name in ("asi", "bm25"))
         lines.append(f"test_nl2bash: R@10 1.5 times BM25's: {verdict(ours >= 1.5 * theirs)} ({ours:.3f}, {theirs:.3f})")
-    health = next(iter(results["asi"].values()))
-    lines.append(f"D/ID from 1.1 to 6: {verdict(1.1 <= health.d_per_id <= 6)} ({health.d_per_id:.2f})")
-    return [*lines, f"perplexity per position: {', '.join(f'{value:.0f}' for value in health.perplexity)}"]
+    health = next(iter(found[0]["asi"].values()))
+    coarseness, largest = (
+        health.d_per_id or 0.0,
+        (health.largest_bucket or 0) / ((health.docids or 1) * (health.d_per_id or 1)),
+    )
+    lines.append(f"D/ID from 1.1 to 6: {verdict(1.1 <= coarseness <= 6)} ({coarseness:.2f})")
+    lines.append(f"largest bucket under 1% of the corpus: {verdict(largest < 0.01)} ({largest:.2%})")
+    perplexity = health.perplexity or []
+    every = all(value > Config().model.V / 3 for value in perplexity)
+    values = ", ".join(f"{value:.0f}" for value in perplexity)
+    return [*lines, f"perplexity above a third of V at every position: {verdict(every)} ({values})"]
+
+
+def accuracy(report: Report) -> float | None:
+    return report.acc
 
 
 def verdict(met: bool) -> str:
@@ -114,12 +133,7 @@ def main() -> None:
             kept[f"{Path(data).name} {seed}"] = {
                 system: {split: report.to_dict() for split, report in by.items()} for system, by in results.items()
             }
-        notes += [f"{Path(data).name}: {line}" for line in goals(found[0])]
-        if arguments.seeds > 1:
-            for split in found[0]["asi"]:
-                spread = np.std([results["asi"][split].document["MRR@10"] for results in found], ddof=1)
-                line = f"deviation of MRR@10 under .01: {verdict(spread < 0.01)} ({spread:.4f})"
-                notes.append(f"{Path(data).name}: {split}: {line}")
+        notes += [f"{Path(data).name}: {line}" for line in goals(found)]
         (arguments.out / "results.json").write_text(json.dumps(kept, indent=1))
         print("\n".join([*table, "", *notes]), flush=True)
 
