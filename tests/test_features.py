@@ -40,6 +40,10 @@ def test_cache_is_used_for_the_same_texts_and_encoder_only(encoder_folder, tmp_p
     assert np.array_equal(first.pooled, again.pooled)
     assert np.array_equal(first.states, again.states)
     assert "again" not in calls
+    less = compute_features(model, tokens, keep_states=False, cache=tmp_path, progress=lambda *n: calls.append("again"))
+    assert np.array_equal(first.pooled, less.pooled)
+    assert less.states is None
+    assert "again" not in calls
     with torch.no_grad():
         model.encoder.words.weight += 1
     changed = compute_features(model, tokens, keep_states=True, cache=tmp_path)

@@ -47,6 +47,8 @@ def compute_features(
     place = cache / cache_key(model, tokens, frozen, keep_states) if cache is not None else None
     if place is not None and place.exists():
         return read_cache(place, tokens, frozen, keep_states)
+    if cache is not None and not keep_states and (more := cache / cache_key(model, tokens, frozen, True)).exists():
+        return read_cache(more, tokens, frozen, keep_states)  # it has what is wanted, and states besides
     width = model.encoder.shape.width
     pooled = np.empty((len(tokens), width), dtype=np.float32) if frozen else None
     states = np.empty((len(tokens.ids), width), dtype=np.float16) if keep_states else None

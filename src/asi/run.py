@@ -139,7 +139,7 @@ def train(
             return folder
         reporter.message(to_toml(state.config))
         kept = (cache or folder.cache) if processes.is_main else None
-        prepared = prepare(dataset, kept, state.config, chosen, processes, reporter)
+        prepared = prepare(dataset, kept, state.config, chosen, processes, reporter, stopping)
         steps = state.steps or planned_steps(prepared.trainer, state.config.train, started)
         if processes.is_main and state.steps is None:
             RunState(state.config, state.data, steps).save(folder)
@@ -164,8 +164,15 @@ def prepare(
     device: torch.device,
     processes: Processes,
     reporter: Reporter,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> Prepared:
     """Load the texts and the encoder, and run the frozen layers once over all texts."""
+
+    def advance(done: int, _: int) -> None:
+        reporter.advance(done)
+        if processes.count == 1 and stopping():  # one of several processes can't leave by itself
+            raise Interrupted("training had not begun; go on with --resume (asi study: run it again)")
+
     reporter.stage("reading", 0)
     texts = training_texts(dataset)
     source = find_encoder(config.model.encoder)
@@ -179,9 +186,7 @@ def prepare(
     ):
         tokens = tokenise(items)
         reporter.stage(f"encoding {name}", len(tokens))
-        features[name] = compute_features(
-            model, tokens, keep_states=keep, cache=cache, progress=lambda done, _: reporter.advance(done)
-        )
+        features[name] = compute_features(model, tokens, keep_states=keep, cache=cache, progress=advance)
     start_matcher(model, features["documents"].tokens)
     pairs = TrainingPairs(texts.pairs, config.train.seed, config.train.batch)
     if pairs.batch < config.train.batch:

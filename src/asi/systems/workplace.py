@@ -125,10 +125,13 @@ class Workplace:
         """What the encoder makes of texts, token states included; computed once for all systems."""
         tokens = self.tokenise(texts)
         self.reporter.stage("encoding", len(tokens))
-        advance = self.reporter.advance
-        return compute_features(
-            self.encoder, tokens, keep_states=True, cache=self.cache, progress=lambda done, _: advance(done)
-        )
+
+        def advance(done: int, _: int) -> None:
+            self.reporter.advance(done)
+            if self.stopping():
+                raise Interrupted(f"what is finished is kept in {self.out}; go on with --resume")
+
+        return compute_features(self.encoder, tokens, keep_states=True, cache=self.cache, progress=advance)
 
     @cached_property
     def documents(self) -> Features:
@@ -148,8 +151,9 @@ class Workplace:
         """Sampled queries of every document, from a generator that is trained on the pairs once for all systems."""
         file = self.out / "pseudo-queries.jsonl"
         if not file.exists():
+            steps = min(GENERATOR_STEPS, max(50, len(self.texts.pairs) // 4))  # a small corpus is learnt sooner
             generator = train_on_pairs(
-                self.dataset, self.out / "generator", GENERATOR_STEPS, self.seed, self.device, self.reporter,
+                self.dataset, self.out / "generator", steps, self.seed, self.device, self.reporter,
                 self.stopping, self.cache, GeneratorConfig(encoder=self.encoder_name, max_length=self.max_length),
             )  # fmt: skip
             write_pairs(generator, self.texts.documents, file, PSEUDO_QUERIES, self.seed, self.reporter)
