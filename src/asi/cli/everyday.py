@@ -207,7 +207,7 @@ def doctor(run: RunPath) -> None:
 def demo(
     out: Annotated[Path, typer.Option(help="folder of the run")] = Path("runs/demo"),
     data: Annotated[str, typer.Option(help="built-in corpus")] = "hpo",
-    minutes: Annotated[float, typer.Option(help="minutes of training, encoding included")] = 6.3,
+    minutes: Annotated[float, typer.Option(help="minutes of training, encoding included")] = 6.0,
     device: Device = None,
 ) -> None:
     """Train on a built-in corpus, index, evaluate beside the baselines, and answer three queries."""
