@@ -32,7 +32,7 @@ from asi.features import Features, compute_features
 from asi.model import Asi, DecoderLayer
 from asi.records import Document
 from asi.run import Reporter
-from asi.training import Listener, Nothing, SinglePairObjective, StepReport, Trainer, fit
+from asi.training import Listener, Nothing, PlainObjective, StepReport, Trainer, fit
 
 QUERY_TOKENS = 24
 DEFAULT_STEPS = 600
@@ -114,7 +114,7 @@ class CopyDecoder(nn.Module):
         return probabilities, torch.cat([self.vocabulary.expand(len(source), -1), source], dim=1)
 
 
-class ExpansionObjective(SinglePairObjective):
+class ExpansionObjective(PlainObjective):
     """Document to query, for the project's one training loop."""
 
     def __init__(

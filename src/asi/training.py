@@ -9,7 +9,7 @@ gradient, and a second pass pushes it through the network in chunks. The gradien
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -59,13 +59,18 @@ class Nothing(NamedTuple):
     """The representations of an objective whose losses compare no pair with another."""
 
 
-class SinglePairObjective:
-    """What an objective need not say if its loss is a sum over pairs, and the same from the first step to the last."""
+class PlainObjective:
+    """What an objective need not say if it has no docids to freeze; it adds losses over the batch or over pairs."""
 
     def phase(self, progress: float) -> Any:
         return NoPhase()
 
-    def batch_losses(self, representations: Nothing, batch: Batch) -> dict[str, Tensor]:
+    def batch_losses(self, representations: Any, batch: Batch) -> dict[str, Tensor]:
+        return {}
+
+    def pair_losses(
+        self, representations: Any, query: Any, batch: Batch, chosen: NDArray[np.bool_], phase: Any
+    ) -> dict[str, Tensor]:
         return {}
 
     def generated(self, size: int, phase: Any) -> NDArray[np.bool_]:
@@ -79,6 +84,22 @@ class SinglePairObjective:
 
     def health(self) -> None:
         return None
+
+
+class StagedObjective(PlainObjective):
+    """Learns from one list of pairs after the other."""
+
+    def __init__(self, stages: Sequence[tuple[float, TrainingPairs]]) -> None:
+        self.stages = stages  # until which share of the run, from which pairs
+        self.stage = 0
+
+    @property
+    def pairs(self) -> TrainingPairs:
+        return self.stages[self.stage][1]
+
+    def phase(self, progress: float) -> Any:
+        self.stage = next((i for i, (until, _) in enumerate(self.stages) if progress < until), len(self.stages) - 1)
+        return NoPhase()
 
 
 class StepReport(NamedTuple):

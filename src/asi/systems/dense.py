@@ -22,7 +22,7 @@ from asi.model import Adapter
 from asi.records import Hit
 from asi.systems.lexical import LexicalRetriever
 from asi.systems.workplace import Built, Workplace, require_faiss, trained_parameters
-from asi.training import NoPhase
+from asi.training import StagedObjective
 
 BATCH = 1024
 LEARNING_RATE = 2e-3
@@ -80,7 +80,7 @@ class Vectors(NamedTuple):
     hard: Tensor  # (B, D) or (B, 0)
 
 
-class DenseObjective:
+class DenseObjective(StagedObjective):
     """In-batch softmax or margin, with a hard negative for each query if the system has them."""
 
     def __init__(
@@ -92,21 +92,12 @@ class DenseObjective:
         settings: DenseSettings,
         hard: NDArray[np.int64] | None,
     ) -> None:
+        super().__init__(stages)
         self.model = model
         self.queries = queries
         self.documents = documents
-        self.stages = stages
         self.settings = settings
         self.hard = hard  # (queries,) rows of documents
-        self.stage = 0
-
-    @property
-    def pairs(self) -> TrainingPairs:
-        return self.stages[self.stage][1]
-
-    def phase(self, progress: float) -> NoPhase:
-        self.stage = next((i for i, (until, _) in enumerate(self.stages) if progress < until), len(self.stages) - 1)
-        return NoPhase()
 
     def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]:
         return {"towers": (list(self.model.parameters()), LEARNING_RATE)}
@@ -140,23 +131,6 @@ class DenseObjective:
         """(B, B): true where query j's hard negative is no answer to query i."""
         assert self.hard is not None
         return self.pairs.negatives(Batch(batch.queries, self.hard[batch.queries], batch.step))
-
-    def generated(self, size: int, phase: Any) -> NDArray[np.bool_]:
-        return np.ones(size, dtype=bool)
-
-    def pair_losses(
-        self, representations: Vectors, query: None, batch: Batch, chosen: NDArray[np.bool_], phase: Any
-    ) -> dict[str, Tensor]:
-        return {}
-
-    def frozen_losses(self, batch: Batch, chosen: NDArray[np.bool_]) -> dict[str, Tensor]:
-        raise AssertionError("no phase of this objective is frozen")
-
-    def freeze(self) -> None:
-        raise AssertionError("no phase of this objective is frozen")
-
-    def health(self) -> None:
-        return None
 
 
 def multi_label_margin(scores: Tensor, relevant: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from asi.model import Decoder, Encoded
 from asi.systems.identifiers import Identifiers, cluster_centres
 from asi.systems.sequences import LEARNING_RATE, SequenceRetriever, Shape, sequence_loss
 from asi.systems.workplace import Built, Workplace, trained_parameters
+from asi.training import PlainObjective
 
 BATCH = 128
 POSITIONS = 3
@@ -69,7 +70,7 @@ def balanced_codes(logits: Tensor) -> Tensor:
     return plan.argmax(1)
 
 
-class GenRetObjective:
+class GenRetObjective(PlainObjective):
     def __init__(
         self, model: Decoder, workplace: Workplace, queries: Features, documents: Features, pairs: TrainingPairs
     ) -> None:
@@ -157,9 +158,6 @@ class GenRetObjective:
             )
         return parts
 
-    def generated(self, size: int, phase: Part) -> NDArray[np.bool_]:
-        return np.ones(size, dtype=bool)
-
     def pair_losses(
         self,
         representations: States,
@@ -177,15 +175,6 @@ class GenRetObjective:
             sequence_loss(self.model(text, codes)[:, :known], codes[:, :known], ends=False).sum() for text in texts
         ]
         return {"prefix": (1.0 if phase.position == POSITIONS else PREFIX) * (losses[0] + losses[1])}
-
-    def frozen_losses(self, batch: Batch, chosen: NDArray[np.bool_]) -> dict[str, Tensor]:
-        raise AssertionError("no phase of this objective is frozen")
-
-    def freeze(self) -> None:
-        raise AssertionError("no phase of this objective is frozen")
-
-    def health(self) -> None:
-        return None
 
 
 def numbers_within(docids: NDArray[np.int64], rows: Sequence[int] | NDArray[np.int64]) -> Tensor:

@@ -83,9 +83,10 @@ class NgramObjective(SequenceObjective):
 
     def __init__(self, model: Decoder, workplace: Workplace, targets: Rows) -> None:
         features = workplace.features(workplace.texts.queries)
-        super().__init__(model, workplace.encoder, features, torch.from_numpy(targets[:, 2:]), ends=True)
         batch = max(16, min(BATCH, CODES_AT_ONCE // (model.m * model.V)))
-        self.stages = [(1.0, workplace.pairs(np.stack([targets[:, 0], np.arange(len(targets))], axis=1), batch))]
+        pairs = workplace.pairs(np.stack([targets[:, 0], np.arange(len(targets))], axis=1), batch)
+        codes = torch.from_numpy(targets[:, 2:])
+        super().__init__(model, workplace.encoder, features, codes, [(1.0, pairs)], ends=True)
 
     def pair_losses(
         self, representations: Nothing, text: Encoded, batch: Batch, chosen: NDArray[np.bool_], phase: Any

@@ -22,7 +22,7 @@ from asi.model import Asi, Decoder, Encoded, Generation, reordered
 from asi.records import Docid, Hit
 from asi.systems.identifiers import END, Identifiers
 from asi.systems.workplace import Built, Source, Workplace, joined, trained_parameters
-from asi.training import NoPhase, Nothing, SinglePairObjective
+from asi.training import Nothing, StagedObjective
 
 BATCH = 256
 CODES_AT_ONCE = 2**24  # logits of a step; a batch with long docids of many codes is smaller
@@ -119,25 +119,25 @@ class UntilTheEnd:
         return torch.where(self.ended[:, :, None], only_end, log_probs)
 
 
-class SequenceObjective(SinglePairObjective):
+class SequenceObjective(StagedObjective):
     """Texts to docids: likelihood of every code up to the end of the docid."""
 
-    def __init__(self, model: Decoder, encoder: Asi, features: Features, codes: Tensor, ends: bool) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        encoder: Asi,
+        features: Features,
+        codes: Tensor,
+        stages: Sequence[tuple[float, TrainingPairs]],
+        *,
+        ends: bool,
+    ) -> None:
+        super().__init__(stages)
         self.model = model
         self.encoder = encoder
         self.features = features
         self.codes = codes  # (R, L)
         self.ends = ends
-        self.stages: list[tuple[float, TrainingPairs]] = []
-        self.stage = 0
-
-    @property
-    def pairs(self) -> TrainingPairs:
-        return self.stages[self.stage][1]
-
-    def phase(self, progress: float) -> NoPhase:
-        self.stage = next((i for i, (until, _) in enumerate(self.stages) if progress < until), len(self.stages) - 1)
-        return NoPhase()
 
     def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]:
         return {"decoder": (list(self.model.parameters()), LEARNING_RATE)}
@@ -232,18 +232,18 @@ def build_sequences(workplace: Workplace, name: str, settings: SequenceSettings)
     offsets = np.cumsum([0, *(len(source.texts) for source in sources.values())])
     features = joined([workplace.features(source.texts) for source in sources.values()])
     codes = torch.from_numpy(identifiers.codes)
-    objective = SequenceObjective(
-        decoder, workplace.encoder, features, codes, ends=bool((codes == END).any()) and L > 1
-    )
     first_row = np.full(len(workplace.keys), -1, dtype=np.int64)
     first_row[identifiers.documents[::-1]] = np.arange(len(identifiers.documents))[::-1]
+    stages = []
     for stage in settings.stages:
         parts = []
         for source_name in stage.sources:
             source, offset = sources[source_name], offsets[names.index(source_name)]
             targets = settings.pick(workplace, identifiers, source) if settings.pick else first_row[source.pairs[:, 1]]
             parts.append(np.stack([offset + source.pairs[:, 0], targets], axis=1))
-        objective.stages.append((stage.until, workplace.pairs(np.concatenate(parts), batch)))
+        stages.append((stage.until, workplace.pairs(np.concatenate(parts), batch)))
+    ends = bool((codes == END).any()) and L > 1
+    objective = SequenceObjective(decoder, workplace.encoder, features, codes, stages, ends=ends)
     minutes = workplace.train(name, objective)
     retriever = SequenceRetriever(workplace, decoder, identifiers, constrained=settings.constrained)
     grows = V * decoder.outputs.size(-1) * 4 * 2 if L == 1 else 0  # an atomic docid is a row of two tables
