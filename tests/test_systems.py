@@ -20,7 +20,7 @@ from asi.systems import identifiers
 from asi.systems.dense import multi_label_margin
 from asi.systems.genret import balanced_codes, numbers_within
 from asi.systems.identifiers import END, padded
-from asi.systems.ngrams import BETA, LENGTH, Ngrams, View, document_scores, ngrams_of, weight_of
+from asi.systems.ngrams import BETA, Ngrams, document_scores, ngrams_of, weight_of
 from asi.systems.sequences import (
     PrefixAwareDecoder,
     PrefixAwareGeneration,
@@ -30,6 +30,8 @@ from asi.systems.sequences import (
     sequence_loss,
 )
 from asi.systems.table import BY_NAME, ROWS, chosen_systems
+from asi.systems.windows import LENGTH, View
+from asi.systems.words import COPYING, WordCodes
 from asi.systems.workplace import Workplace, random_spans, rarest_terms
 
 
@@ -98,6 +100,25 @@ def test_docids_in_words(workplace):
     counts = np.bincount(titled.documents, minlength=len(workplace.keys))
     expected = [len(identifiers.sentences_of(document.text)) for document in workplace.texts.documents]
     assert counts.tolist() == expected
+
+
+def test_decoders_of_words_start_from_the_encoder_and_the_text():
+    words = WordCodes(np.array([-1, 7, 3, 9, -1]), 12)  # codes 1, 2, 3 are the pieces 7, 3, 9
+    torch.manual_seed(0)
+    decoder = Decoder(4, Shape(2, len(words), shared_tokens=True, decoder_width=16, head_prior=True))
+    markers = decoder.outputs[0, 4].clone()
+    vectors = torch.randn(12, 4)
+    words.start(decoder, vectors)
+    assert torch.equal(decoder.outputs[0, 4], markers)
+    centred = vectors[[7, 3, 9]] - vectors[[7, 3, 9]].mean(0)
+    for table in (decoder.embeddings, decoder.outputs):  # a rotation: products are as before, but for one factor
+        products = table[0, 1:4, :4] @ table[0, 1:4, :4].T
+        assert torch.allclose(products / products[0, 0], centred @ centred.T / centred[0].square().sum(), atol=1e-4)
+    tokens = TokenisedTexts(np.array([0, 3, 11, 1, 0, 9, 7, 1], np.int32), np.array([0, 4, 8]), 0)
+    prior = words.prior(tokens, np.array([0, 1]), decoder)
+    expected = torch.tensor([[0, 0, COPYING, 0, 0], [0, COPYING, 0, COPYING, 0]])
+    assert prior.shape == (2, 2, 5)
+    assert torch.equal(prior[:, 1], expected)
 
 
 def test_parts_of_documents():
@@ -176,7 +197,7 @@ def test_views_count_every_ngram_and_know_its_documents():
         np.array(list(itertools.chain(*texts)), np.int32), np.append(0, np.cumsum([len(text) for text in texts])), 0
     )
     marker = 8
-    view = View.of(tokens, np.array([10, 11, 12]), marker, np.arange(8), V=9)
+    view = View.of(tokens, np.array([10, 11, 12]), marker, WordCodes(np.array([-1, *range(1, 8), -1]), 8))
     inner = {10: [5, 6, 5, 6], 11: [6, 5]}
     grams = {}
     for document, pieces in inner.items():

@@ -219,19 +219,22 @@ class Trainer:
         self.objective.model.load_state_dict(weights, strict=False)
         self.optimizer.load_state_dict(dict(optimizer))
 
-    def seconds_per_step(self) -> float:
-        """Measure the speed by rehearsing steps from all over the schedule; weights and optimiser stay as they were."""
+    def rehearse(self) -> tuple[float, float]:
+        """Measure the seconds of a step, and of what happens once, by steps from all over the schedule.
+
+        Weights and optimiser stay as they were.
+        """
         weights = {name: weight.clone() for name, weight in self.weights().items()}
         optimizer = copy.deepcopy(self.optimizer.state_dict())
-        times = []
-        for i in range(REHEARSAL_STEPS):
-            self.step(i, REHEARSAL_STEPS)  # pays for what happens once
-            start = time.perf_counter()
-            self.step(i, REHEARSAL_STEPS)
-            times.append(time.perf_counter() - start)
+        first, second = np.array([[self.timed_step(i) for _ in range(2)] for i in range(REHEARSAL_STEPS)]).T
         self.load(weights, optimizer)
         self.frozen = False
-        return float(np.mean(times))
+        return float(second.mean()), float(np.maximum(first - second, 0).sum())
+
+    def timed_step(self, step: int) -> float:
+        start = time.perf_counter()
+        self.step(step, REHEARSAL_STEPS)
+        return time.perf_counter() - start
 
 
 def lr_share(step: int, steps: int, warmup: int) -> float:
@@ -249,9 +252,9 @@ def planned_steps(trainer: Trainer, config: TrainConfig, started: float) -> int:
         return config.steps
     if config.epochs is not None:
         return max(1, round(config.epochs * trainer.objective.pairs.steps_per_epoch))
-    seconds = trainer.processes.agree(trainer.seconds_per_step())
-    left = (config.minutes or DEFAULT_MINUTES) * 60 - (time.monotonic() - started)
-    return int(trainer.processes.agree(max(10, int(left / seconds))))
+    each, once = (trainer.processes.agree(seconds) for seconds in trainer.rehearse())
+    left = (config.minutes or DEFAULT_MINUTES) * 60 - (time.monotonic() - started) - once
+    return int(trainer.processes.agree(max(10, int(left / each))))
 
 
 def fit(

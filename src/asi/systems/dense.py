@@ -159,7 +159,7 @@ class DenseRetriever:
         self.index.add(self.vectors)
 
     def query_vectors(self, queries: Sequence[str]) -> NDArray[np.float32]:
-        encoded = self.workplace.encode(queries)
+        encoded = self.workplace.encode(self.workplace.tokenise(queries))
         pooled = encoded.states[:, 0] if self.settings.pooling == "cls" else encoded.pooled
         with torch.inference_mode():
             vectors: NDArray[np.float32] = self.model.query(pooled).float().cpu().numpy()

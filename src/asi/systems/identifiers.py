@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asi.encoder import TextTokeniser
+from asi.systems.words import WordCodes
 from asi.systems.workplace import Workplace, require_faiss
 
 Rows = NDArray[np.int64]
@@ -28,6 +29,7 @@ class Identifiers(NamedTuple):
     documents: Rows  # (R,) the document that each is an identifier of
     V: int
     shared: bool  # a code means the same at every position
+    words: WordCodes | None = None  # where codes are word pieces
 
     @property
     def bytes_each(self) -> int:
@@ -144,13 +146,19 @@ def unpacked(packed: NDArray[np.uint8], parts: int, bits: int) -> Rows:
     return found
 
 
-def words_of(texts: Sequence[str], tokenise: TextTokeniser, longest: int = LONGEST) -> tuple[list[list[int]], int]:
-    """Texts as word pieces, numbered from 1, and the number of pieces plus one."""
+def in_words(texts: Sequence[str], tokenise: TextTokeniser, others: int = 0) -> tuple[list[list[int]], WordCodes]:
+    """Texts as codes of their first word pieces; `others` codes behind the words' are left free."""
     tokens = tokenise(texts)
+    words = WordCodes.of_texts([tokens], tokenise, others)
     starts, ends = tokens.offsets[:-1] + tokenise.starts, tokens.offsets[1:] - 1
-    pieces = [tokens.ids[start:end][:longest] for start, end in zip(starts, ends, strict=True)]
-    used = np.unique(np.concatenate(pieces)) if pieces else np.empty(0, np.int32)
-    return [(np.searchsorted(used, own) + 1).tolist() for own in pieces], len(used) + 1
+    codes = words.of_piece[tokens.ids]
+    return [codes[start:end][:LONGEST].tolist() for start, end in zip(starts, ends, strict=True)], words
+
+
+def as_identifiers(texts: Sequence[str], tokenise: TextTokeniser) -> Identifiers:
+    """A text for each document, in words."""
+    sequences, words = in_words(texts, tokenise)
+    return Identifiers(padded(sequences), np.arange(len(texts)), len(words), shared=True, words=words)
 
 
 def addresses(workplace: Workplace) -> Identifiers:
@@ -160,8 +168,7 @@ def addresses(workplace: Workplace) -> Identifiers:
         address = " ".join(reversed(re.findall(r"[^\W\d_]+", document.key)))
         title = re.sub(r"\d", "", document.title)
         texts.append(f"{title} {address.split(' ')[-1]}" if len(title.split()) > 2 else f"{title} {address}")
-    sequences, V = words_of(texts, workplace.tokenise)
-    return Identifiers(padded(sequences), np.arange(len(texts)), V, shared=True)
+    return as_identifiers(texts, workplace.tokenise)
 
 
 def descriptions(workplace: Workplace) -> Identifiers:
@@ -170,8 +177,7 @@ def descriptions(workplace: Workplace) -> Identifiers:
         queries[0] if queries else document.content
         for queries, document in zip(workplace.pseudo_queries, workplace.texts.documents, strict=True)
     ]
-    sequences, V = words_of(texts, workplace.tokenise)
-    return Identifiers(padded(sequences), np.arange(len(texts)), V, shared=True)
+    return as_identifiers(texts, workplace.tokenise)
 
 
 def sentences_of(text: str) -> list[str]:
@@ -186,10 +192,12 @@ def titles_and_sentences(workplace: Workplace) -> Identifiers:
     """The title in words, then the number of one of the document's sentences (GERE): several for each document."""
     documents = workplace.texts.documents
     titles = [document.title or sentences_of(document.text)[0] for document in documents]
-    words, V = words_of(titles, workplace.tokenise)
+    in_titles, words = in_words(titles, workplace.tokenise, SENTENCES)
     counts = [len(sentences_of(document.text)) for document in documents]
-    sequences = [[*words[row], V + number] for row, count in enumerate(counts) for number in range(count)]
-    return Identifiers(padded(sequences), np.repeat(np.arange(len(documents)), counts), V + SENTENCES, shared=True)
+    first = len(words) - SENTENCES
+    sequences = [[*in_titles[row], first + number] for row, count in enumerate(counts) for number in range(count)]
+    owners = np.repeat(np.arange(len(documents)), counts)
+    return Identifiers(padded(sequences), owners, len(words), shared=True, words=words)
 
 
 def unit_vectors(workplace: Workplace) -> Vectors:

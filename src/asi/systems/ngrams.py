@@ -1,8 +1,7 @@
 """Generative retrieval by n-grams (SEAL, MINDER): the decoder writes parts of documents, and these vote for documents.
 
-Every text of the corpus is cut into all its windows of up to LENGTH word pieces; sorted, they are a suffix array that
-is cut off at that length, and a prefix tree over them lets the beam write only what stands somewhere in the corpus.
-All partial hypotheses count. Letters: W windows, L window length, V word pieces, Q queries, K beams, G n-grams.
+The beam writes only what stands somewhere in the corpus (see windows.py), and all partial hypotheses count.
+Letters: L window length, G n-grams.
 """
 
 from collections.abc import Sequence
@@ -14,21 +13,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asi.batches import Batch
-from asi.beam import PrefixTree, beam_search
-from asi.encoder import TokenisedTexts
-from asi.model import Decoder, Encoded, Generation
+from asi.beam import beam_search
+from asi.model import Decoder, Encoded
 from asi.records import Hit
 from asi.systems.identifiers import END
-from asi.systems.sequences import BATCH, CODES_AT_ONCE, SequenceObjective, Shape, UntilTheEnd, sequence_loss
+from asi.systems.sequences import (
+    BATCH,
+    CODES_AT_ONCE,
+    SequenceObjective,
+    Shape,
+    UntilTheEnd,
+    generation,
+    sequence_loss,
+)
+from asi.systems.windows import LENGTH, View
+from asi.systems.words import WordCodes
 from asi.systems.workplace import Built, Workplace, trained_parameters
 from asi.training import Nothing
 
 Rows = NDArray[np.int64]
 
-LENGTH = 8  # word pieces of an n-gram, at most
-NGRAMS_PER_QUERY = (
-    4  # that are trained on, for each view: those that share most with the query, of some drawn at random
-)
+SOURCES = ("queries", "spans")  # what the decoder learns to read
+NGRAMS_PER_TEXT = 4  # that are trained on, for each view: those that share most with the text, of DRAWN at random
 DRAWN = 10
 BEAMS = 15
 ALPHA = 2.0  # SEAL's exponent of an n-gram's weight
@@ -37,86 +43,52 @@ SMOOTHING = 5  # added to counts
 LIGHTEST = 1e-9
 
 
-class View(NamedTuple):
-    """One kind of text of every document, as all windows over its word pieces."""
-
-    tokens: TokenisedTexts  # of the view's texts
-    owners: Rows  # (texts,) the document of each text
-    windows: Rows  # (W, L) sorted, marker first
-    documents: Rows  # (W,) the document that each window stands in
-    tree: PrefixTree
-    starts: list[Rows]  # per depth: where the windows with each prefix begin
-
-    @classmethod
-    def of(
-        cls, tokens: TokenisedTexts, owners: Rows, marker: int, number: NDArray[np.int64], V: int, starts: int = 1
-    ) -> "View":
-        """`number` gives each word piece of the encoder its number here; `marker` stands before every window.
-
-        Every text has one token behind it that is none of its own, and `starts` before it.
-        """
-        places, owner_of_window = windows_of(tokens, starts)
-        pieces = np.where(places >= 0, number[tokens.ids[np.maximum(places, 0)]], END)
-        windows = np.concatenate([np.full((len(pieces), 1), marker), pieces], axis=1)
-        order = np.lexsort(windows.T[::-1])
-        windows = windows[order]
-        firsts, is_new = [], np.zeros(len(windows), dtype=bool)
-        is_new[:1] = True
-        for depth in range(windows.shape[1]):
-            is_new[1:] |= windows[1:, depth] != windows[:-1, depth]
-            firsts.append(np.append(np.flatnonzero(is_new), len(windows)))
-        return cls(tokens, owners, windows, owners[owner_of_window][order], PrefixTree(windows, V), firsts)
-
-
-def windows_of(tokens: TokenisedTexts, starts: int) -> tuple[Rows, Rows]:
-    """Places of the pieces of every window (W, LENGTH), -1 behind the text's end, and the text of each window."""
-    texts = np.repeat(np.arange(len(tokens)), tokens.lengths)
-    place = np.arange(len(tokens.ids))
-    inner = (place >= tokens.offsets[texts] + starts) & (place < tokens.offsets[texts + 1] - 1)
-    first, last = place[inner], tokens.offsets[texts[inner] + 1] - 1
-    places = first[:, None] + np.arange(LENGTH)
-    return np.where(places < last[:, None], places, -1), texts[inner]
-
-
 class NgramObjective(SequenceObjective):
-    """Queries to n-grams of their documents; a step draws one n-gram for every pair."""
-
-    def __init__(self, model: Decoder, workplace: Workplace, targets: Rows) -> None:
-        features = workplace.features(workplace.texts.queries)
-        batch = max(16, min(BATCH, CODES_AT_ONCE // (model.m * model.V)))
-        pairs = workplace.pairs(np.stack([targets[:, 0], np.arange(len(targets))], axis=1), batch)
-        codes = torch.from_numpy(targets[:, 2:])
-        super().__init__(model, workplace.encoder, features, codes, [(1.0, pairs)], ends=True)
+    """Texts to n-grams of their documents; the marker before an n-gram is given."""
 
     def pair_losses(
         self, representations: Nothing, text: Encoded, batch: Batch, chosen: NDArray[np.bool_], phase: Any
     ) -> dict[str, Tensor]:
         codes = self.codes[torch.from_numpy(batch.documents)].to(text.x.device)
-        log_probs = self.model(text, codes)
-        log_probs = torch.cat([torch.zeros_like(log_probs[:, :1]), log_probs[:, 1:]], dim=1)  # the marker is given
+        assert self.words is not None
+        log_probs = self.model(text, codes, self.words.prior(self.features.tokens, batch.queries, self.model))
+        log_probs = torch.cat([torch.zeros_like(log_probs[:, :1]), log_probs[:, 1:]], dim=1)
         return {"generation": sequence_loss(log_probs, codes, ends=True).sum()}
 
 
-def training_ngrams(workplace: Workplace, views: Sequence[View], number: Rows, seed: int) -> Rows:
-    """(query, document, codes...) for every pair and view: windows of the document that share most with the query."""
+def training_ngrams(texts: Sequence[Rows], pairs: Rows, views: Sequence[View], seed: int) -> tuple[Rows, Rows]:
+    """For every pair and view some windows of the document that share most with the text: the text's row, the window.
+
+    `texts` are the codes of each text.
+    """
     draw = np.random.default_rng(seed)
-    queries = workplace.tokenise(workplace.texts.queries)
-    ids = number[queries.ids]
-    starts, ends = queries.offsets[:-1] + workplace.tokenise.starts, queries.offsets[1:] - 1
-    pieces = [ids[start:end] for start, end in zip(starts, ends, strict=True)]
-    found = []
+    rows, windows = [], []
     for view in views:
         by_document = np.argsort(view.documents, kind="stable")
-        bounds = np.searchsorted(view.documents[by_document], np.arange(len(workplace.keys) + 1))
-        for query, document in workplace.texts.pairs.tolist():
-            own = by_document[bounds[document] : bounds[document + 1]]
-            if not len(own):
-                continue
-            drawn = view.windows[draw.choice(own, min(DRAWN, len(own)), replace=False)]
-            shared = (np.isin(drawn[:, 1:], pieces[query]) & (drawn[:, 1:] != END)).sum(axis=1)
-            best = drawn[np.argsort(-shared, kind="stable")[:NGRAMS_PER_QUERY]]
-            found.append(np.concatenate([np.full((len(best), 2), (query, document)), best], axis=1))
-    return np.concatenate(found)
+        sorted_documents = view.documents[by_document]
+        begins, ends = (np.searchsorted(sorted_documents, pairs[:, 1], side) for side in ("left", "right"))
+        for text, begin, end in zip(pairs[:, 0].tolist(), begins.tolist(), ends.tolist(), strict=True):
+            if begin == end:
+                continue  # no text of this view
+            drawn = view.windows[by_document[begin + draw.choice(end - begin, min(DRAWN, end - begin), replace=False)]]
+            shared = (np.isin(drawn[:, 1:], texts[text]) & (drawn[:, 1:] != END)).sum(axis=1)
+            windows.append(drawn[np.argsort(-shared, kind="stable")[:NGRAMS_PER_TEXT]])
+            rows.append(np.full(len(windows[-1]), text))
+    return np.concatenate(rows), np.concatenate(windows)
+
+
+def ngram_objective(workplace: Workplace, decoder: Decoder, views: Sequence[View], words: WordCodes) -> NgramObjective:
+    """Queries and parts of documents, each with n-grams of its document."""
+    reading = workplace.reading(SOURCES)
+    tokens = reading.features.tokens
+    codes = np.split(words.of_piece[tokens.ids], tokens.offsets[1:-1])
+    pairs = [np.stack([reading.rows(name), reading.sources[name].pairs[:, 1]], axis=1) for name in SOURCES]
+    rows, windows = training_ngrams(codes, np.concatenate(pairs), views, workplace.seed)
+    batch = max(16, min(BATCH, CODES_AT_ONCE // (decoder.m * decoder.V)))
+    drawn = workplace.pairs(np.stack([rows, np.arange(len(rows))], axis=1), batch)
+    return NgramObjective(
+        decoder, workplace.encoder, reading.features, torch.from_numpy(windows), [(1.0, drawn)], ends=True, words=words
+    )
 
 
 class Ngrams(NamedTuple):
@@ -155,15 +127,17 @@ def document_scores(ngrams: Ngrams) -> tuple[Rows, NDArray[np.float64]]:
 class NgramRetriever:
     """Writes n-grams under the constraint of each view, and adds up what they say about documents."""
 
-    def __init__(self, workplace: Workplace, decoder: Decoder, views: Sequence[View], markers: Sequence[int]) -> None:
+    def __init__(
+        self, workplace: Workplace, decoder: Decoder, views: Sequence[View], markers: Sequence[int], words: WordCodes
+    ) -> None:
         self.workplace = workplace
         self.decoder = decoder.eval()
         self.views = views
         self.markers = markers
+        self.words = words
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        encoded = self.workplace.encode(queries)
-        written = [self.written(encoded, view, marker) for view, marker in zip(self.views, self.markers, strict=True)]
+        written = [self.written(queries, view, marker) for view, marker in zip(self.views, self.markers, strict=True)]
         return [self.ranked([by_query[i] for by_query in written], k) for i in range(len(queries))]
 
     def ranked(self, views: Sequence[Ngrams], k: int) -> list[Hit]:
@@ -176,9 +150,9 @@ class NgramRetriever:
         return [Hit(self.workplace.keys[document], total[document]) for document in best]
 
     @torch.inference_mode()
-    def written(self, query: Encoded, view: View, marker: int) -> list[Ngrams]:
+    def written(self, queries: Sequence[str], view: View, marker: int) -> list[Ngrams]:
         """The n-grams that the beam has written for each query, the unfinished ones too."""
-        found: list[list[tuple[float, int, int]]] = [[] for _ in range(len(query.x))]  # score, depth, prefix
+        found: list[list[tuple[float, int, int]]] = [[] for _ in queries]  # score, depth, prefix
 
         def visit(depth: int, scores: Tensor, prefixes: Tensor, codes: Tensor) -> None:
             if depth == 0:
@@ -187,7 +161,7 @@ class NgramRetriever:
             for own, is_written, values, rows in zip(found, written, scores.tolist(), prefixes.tolist(), strict=True):
                 own += [(values[j], depth, rows[j]) for j in range(len(rows)) if is_written[j]]
 
-        step = MarkedStart(UntilTheEnd(Generation(self.decoder, query)), marker)
+        step = MarkedStart(UntilTheEnd(generation(self.workplace, self.decoder, queries, self.words)), marker)
         beam_search(step, self.decoder.m, BEAMS, view.tree, visit)
         return [ngrams_of(view, own) for own in found]
 
@@ -233,20 +207,17 @@ def build_ngrams(workplace: Workplace, name: str, kinds: Sequence[str]) -> Built
         "pseudo": ([text for own in pseudo for text in own], np.repeat(rows, [len(own) for own in pseudo] or 0)),
     }
     tokens = {kind: workplace.tokenise(texts[kind][0]) for kind in kinds}
-    used = np.unique(np.concatenate([own.ids for own in tokens.values()]))
-    number = np.zeros(workplace.encoder.encoder.shape.vocabulary, dtype=np.int64)
-    number[used] = np.arange(1, len(used) + 1)
-    V = 1 + len(used) + len(kinds)
-    markers = [1 + len(used) + i for i in range(len(kinds))]
+    words = WordCodes.of_texts(list(tokens.values()), workplace.tokenise, len(kinds))
+    markers = [len(words) - len(kinds) + i for i in range(len(kinds))]
     views = [
-        View.of(tokens[kind], texts[kind][1], marker, number, V, workplace.tokenise.starts)
+        View.of(tokens[kind], texts[kind][1], marker, words, workplace.tokenise.starts)
         for kind, marker in zip(kinds, markers, strict=True)
     ]
     torch.manual_seed(workplace.seed)
-    decoder = Decoder(workplace.encoder.encoder.shape.width, Shape(LENGTH + 1, V, shared_tokens=True)).to(
-        workplace.device
-    )
-    targets = training_ngrams(workplace, views, number, workplace.seed)
-    minutes = workplace.train(name, NgramObjective(decoder, workplace, targets))
+    shape = Shape(LENGTH + 1, len(words), shared_tokens=True, head_prior=True)
+    decoder = Decoder(workplace.encoder.encoder.shape.width, shape).to(workplace.device)
+    words.start(decoder, workplace.encoder.encoder.words.weight)
+    minutes = workplace.train(name, ngram_objective(workplace, decoder, views, words))
     each = sum(view.windows.shape[0] * (8 + 4) for view in views) / len(documents)  # a place in the text, a document
-    return Built(NgramRetriever(workplace, decoder, views, markers), trained_parameters(decoder), minutes, each)
+    retriever = NgramRetriever(workplace, decoder, views, markers, words)
+    return Built(retriever, trained_parameters(decoder), minutes, each)

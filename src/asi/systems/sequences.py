@@ -21,7 +21,8 @@ from asi.features import Features, encode
 from asi.model import Asi, Decoder, Encoded, Generation, reordered
 from asi.records import Docid, Hit
 from asi.systems.identifiers import END, Identifiers
-from asi.systems.workplace import Built, Source, Workplace, joined, trained_parameters
+from asi.systems.words import WordCodes
+from asi.systems.workplace import Built, Source, Workplace, trained_parameters
 from asi.training import Nothing, StagedObjective
 
 BATCH = 256
@@ -131,6 +132,7 @@ class SequenceObjective(StagedObjective):
         stages: Sequence[tuple[float, TrainingPairs]],
         *,
         ends: bool,
+        words: WordCodes | None = None,
     ) -> None:
         super().__init__(stages)
         self.model = model
@@ -138,6 +140,7 @@ class SequenceObjective(StagedObjective):
         self.features = features
         self.codes = codes  # (R, L)
         self.ends = ends
+        self.words = words
 
     def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]:
         return {"decoder": (list(self.model.parameters()), LEARNING_RATE)}
@@ -149,7 +152,8 @@ class SequenceObjective(StagedObjective):
         self, representations: Nothing, text: Encoded, batch: Batch, chosen: NDArray[np.bool_], phase: Any
     ) -> dict[str, Tensor]:
         codes = self.codes[torch.from_numpy(batch.documents)].to(text.x.device)
-        return {"generation": sequence_loss(self.model(text, codes), codes, ends=self.ends).sum()}
+        prior = self.words.prior(self.features.tokens, batch.queries, self.model) if self.words else None
+        return {"generation": sequence_loss(self.model(text, codes, prior), codes, ends=self.ends).sum()}
 
 
 def sequence_loss(log_probs: Tensor, codes: Tensor, *, ends: bool) -> Tensor:
@@ -159,6 +163,13 @@ def sequence_loss(log_probs: Tensor, codes: Tensor, *, ends: bool) -> Tensor:
         is_over = torch.cumsum(codes == END, dim=1) > (codes == END).long()
         losses = losses.masked_fill(is_over, 0)
     return losses.sum(1)
+
+
+def generation(workplace: Workplace, decoder: Decoder, queries: Sequence[str], words: WordCodes | None) -> Generation:
+    """The beginning of a generation for queries that are being asked."""
+    tokens = workplace.tokenise(queries)
+    prior = words.prior(tokens, np.arange(len(tokens)), decoder) if words else None
+    return Generation(decoder, workplace.encode(tokens), prior)
 
 
 class SequenceRetriever:
@@ -186,9 +197,12 @@ class SequenceRetriever:
     @torch.inference_mode()
     def generate(self, queries: Sequence[str], beams: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Rows of the docids (Q, K), -1 for what is no docid, and their log-probabilities, best first."""
-        query = self.workplace.encode(queries)
-        aware = isinstance(self.decoder, PrefixAwareDecoder)
-        step = PrefixAwareGeneration(self.decoder, query) if aware else Generation(self.decoder, query)  # type: ignore[arg-type]
+        if isinstance(self.decoder, PrefixAwareDecoder):
+            step: Generation = PrefixAwareGeneration(
+                self.decoder, self.workplace.encode(self.workplace.tokenise(queries))
+            )
+        else:
+            step = generation(self.workplace, self.decoder, queries, self.identifiers.words)
         beams = min(beams, self.count)
         found = beam_search(UntilTheEnd(step), self.decoder.m, beams, self.tree if self.constrained else None)
         rows = found.rows if found.rows is not None else self.tree.find(found.codes.cpu())
@@ -223,27 +237,27 @@ def build_sequences(workplace: Workplace, name: str, settings: SequenceSettings)
     torch.manual_seed(workplace.seed)
     width = workplace.encoder.encoder.shape.width
     kind = PrefixAwareDecoder if settings.prefix_aware else Decoder
-    decoder = kind(width, Shape(L, V, identifiers.shared)).to(workplace.device)
+    words = identifiers.words
+    decoder = kind(width, Shape(L, V, identifiers.shared, head_prior=words is not None)).to(workplace.device)
+    if words is not None:
+        words.start(decoder, workplace.encoder.encoder.words.weight)
     if settings.starts_from_vectors:
         start_from_vectors(decoder, workplace, identifiers)
     batch = max(16, min(BATCH, CODES_AT_ONCE // (L * V)))
-    names = list(dict.fromkeys(name for stage in settings.stages for name in stage.sources))
-    sources = {name: workplace.source(name) for name in names}
-    offsets = np.cumsum([0, *(len(source.texts) for source in sources.values())])
-    features = joined([workplace.features(source.texts) for source in sources.values()])
+    reading = workplace.reading(list(dict.fromkeys(name for stage in settings.stages for name in stage.sources)))
     codes = torch.from_numpy(identifiers.codes)
     first_row = np.full(len(workplace.keys), -1, dtype=np.int64)
     first_row[identifiers.documents[::-1]] = np.arange(len(identifiers.documents))[::-1]
     stages = []
     for stage in settings.stages:
         parts = []
-        for source_name in stage.sources:
-            source, offset = sources[source_name], offsets[names.index(source_name)]
+        for read in stage.sources:
+            source = reading.sources[read]
             targets = settings.pick(workplace, identifiers, source) if settings.pick else first_row[source.pairs[:, 1]]
-            parts.append(np.stack([offset + source.pairs[:, 0], targets], axis=1))
+            parts.append(np.stack([reading.rows(read), targets], axis=1))
         stages.append((stage.until, workplace.pairs(np.concatenate(parts), batch)))
     ends = bool((codes == END).any()) and L > 1
-    objective = SequenceObjective(decoder, workplace.encoder, features, codes, stages, ends=ends)
+    objective = SequenceObjective(decoder, workplace.encoder, reading.features, codes, stages, ends=ends, words=words)
     minutes = workplace.train(name, objective)
     retriever = SequenceRetriever(workplace, decoder, identifiers, constrained=settings.constrained)
     grows = V * decoder.outputs.size(-1) * 4 * 2 if L == 1 else 0  # an atomic docid is a row of two tables

@@ -66,6 +66,19 @@ class Source(NamedTuple):
     pairs: NDArray[np.int64]  # (n, 2): text, document
 
 
+class Reading(NamedTuple):
+    """Several sources as one list of texts, with what the encoder makes of them."""
+
+    features: Features
+    sources: dict[str, Source]
+    offsets: dict[str, int]  # row of each source's first text
+
+    def rows(self, name: str) -> NDArray[np.int64]:
+        """The row of each pair's text."""
+        rows: NDArray[np.int64] = self.offsets[name] + self.sources[name].pairs[:, 0]
+        return rows
+
+
 class Workplace:
     def __init__(
         self,
@@ -137,9 +150,8 @@ class Workplace:
     def documents(self) -> Features:
         return self.features(contents(self.texts.documents))
 
-    def encode(self, queries: Sequence[str]) -> Encoded:
+    def encode(self, tokens: TokenisedTexts) -> Encoded:
         """Queries that are being asked."""
-        tokens = self.tokenise(queries)
         ids, mask = tokens.padded(np.arange(len(tokens)))
         with torch.inference_mode():
             return self.encoder.encode(ids.to(self.device), mask.to(self.device))
@@ -178,6 +190,12 @@ class Workplace:
         lists = makers[name]()
         owners = np.repeat(self.known, [len(texts) for texts in lists])
         return Source([text for texts in lists for text in texts], np.stack([np.arange(len(owners)), owners], axis=1))
+
+    def reading(self, names: Sequence[str]) -> Reading:
+        sources = {name: self.source(name) for name in names}
+        starts = np.cumsum([0, *(len(source.texts) for source in sources.values())]).tolist()
+        features = joined([self.features(source.texts) for source in sources.values()])
+        return Reading(features, sources, dict(zip(sources, starts, strict=False)))
 
     @property
     def known_contents(self) -> list[str]:

@@ -1,0 +1,59 @@
+"""What an n-gram system may write: all windows over the texts of a corpus.
+
+Every text is cut into its windows of up to LENGTH word pieces; sorted, they are a suffix array that is cut off at that
+length, and a prefix tree over them lets a beam write only what stands somewhere in the corpus.
+Letters: W windows, L window length.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asi.beam import PrefixTree
+from asi.encoder import TokenisedTexts
+from asi.systems.identifiers import END
+from asi.systems.words import WordCodes
+
+Rows = NDArray[np.int64]
+
+LENGTH = 8  # word pieces of an n-gram, at most
+
+
+class View(NamedTuple):
+    """One kind of text of every document, as all windows over its word pieces."""
+
+    tokens: TokenisedTexts  # of the view's texts
+    owners: Rows  # (texts,) the document of each text
+    windows: Rows  # (W, L) sorted, marker first
+    documents: Rows  # (W,) the document that each window stands in
+    tree: PrefixTree
+    starts: list[Rows]  # per depth: where the windows with each prefix begin
+
+    @classmethod
+    def of(cls, tokens: TokenisedTexts, owners: Rows, marker: int, words: WordCodes, starts: int = 1) -> "View":
+        """`marker` is the code that stands before every window.
+
+        Every text has one token behind it that is none of its own, and `starts` before it.
+        """
+        places, owner_of_window = windows_of(tokens, starts)
+        pieces = np.where(places >= 0, words.of_piece[tokens.ids[np.maximum(places, 0)]], END)
+        windows = np.concatenate([np.full((len(pieces), 1), marker), pieces], axis=1)
+        order = np.lexsort(windows.T[::-1])
+        windows = windows[order]
+        firsts, is_new = [], np.zeros(len(windows), dtype=bool)
+        is_new[:1] = True
+        for depth in range(windows.shape[1]):
+            is_new[1:] |= windows[1:, depth] != windows[:-1, depth]
+            firsts.append(np.append(np.flatnonzero(is_new), len(windows)))
+        return cls(tokens, owners, windows, owners[owner_of_window][order], PrefixTree(windows, len(words)), firsts)
+
+
+def windows_of(tokens: TokenisedTexts, starts: int) -> tuple[Rows, Rows]:
+    """Places of the pieces of every window (W, LENGTH), -1 behind the text's end, and the text of each window."""
+    texts = np.repeat(np.arange(len(tokens)), tokens.lengths)
+    place = np.arange(len(tokens.ids))
+    inner = (place >= tokens.offsets[texts] + starts) & (place < tokens.offsets[texts + 1] - 1)
+    first, last = place[inner], tokens.offsets[texts[inner] + 1] - 1
+    places = first[:, None] + np.arange(LENGTH)
+    return np.where(places < last[:, None], places, -1), texts[inner]
