@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -63,6 +64,33 @@ def test_a_save_that_dies_half_way_changes_nothing(tmp_path):
     save_folder(folder, lambda beside: (beside / "a").write_text("newer") and None, {})
     assert [path.name for path in tmp_path.iterdir()] == ["model"]  # the left-over is cleared away
     assert (folder / "a").read_text() == "newer"
+
+
+@pytest.mark.parametrize("then", ["read", "written again, in vain"])
+def test_a_kill_between_the_renames_of_a_replacement_loses_nothing(tmp_path, monkeypatch, then):
+    folder = tmp_path / "model"
+    save_folder(folder, lambda beside: (beside / "a").write_text("old") and None, {})
+    rename, renamed = Path.rename, []
+
+    def die_at_the_second(path, target):
+        if renamed:
+            raise KeyboardInterrupt
+        renamed.append(target)
+        rename(path, target)
+
+    def die(beside):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", die_at_the_second)
+        with pytest.raises(KeyboardInterrupt):
+            save_folder(folder, lambda beside: (beside / "a").write_text("new") and None, {})
+    assert not folder.exists()
+    if then != "read":
+        with pytest.raises(KeyboardInterrupt):
+            save_folder(folder, die, {})
+    read_manifest(folder)
+    assert (folder / "a").read_text() == "old"
 
 
 def test_other_format_is_refused(tmp_path):

@@ -10,12 +10,12 @@ import asi
 SOURCE = Path(asi.__file__).parent
 
 LAYERS = [
-    "records errors arrays",
+    "records errors arrays folders",
     "config metrics significance losses t5 beam rows trec database",
     "encoder corpora store",
     "model datasets",
     "features batches checkpoint distributed holdout ranking",
-    "matching",
+    "matching pretrained",
     "objective training indexing judges",
     "search",
     "run evaluation",

@@ -5,7 +5,6 @@ A *checkpoint* holds what training needs to go on. A *model folder* holds what s
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from torch import Tensor
 from asi.config import Config, from_dict, to_dict
 from asi.encoder import Encoder, EncoderShape, TextTokeniser, load_tokeniser_file
 from asi.errors import CheckpointError
+from asi.folders import folder_beside, put_in_place, restore, sync, write_atomically
 from asi.model import Asi
 
 FORMAT_VERSION = 2
@@ -72,23 +72,6 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """The file has either its old or its new content, also after a crash."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
-    sync(beside)
-    beside.replace(path)
-    sync(path.parent)
-
-
 def save_folder(folder: Path, write_files: Callable[[Path], None], manifest: Mapping[str, Any]) -> None:
     """Let `write_files` fill a new folder, add the manifest, and put it in the place of `folder`."""
     beside = folder_beside(folder)
@@ -102,27 +85,9 @@ def save_folder(folder: Path, write_files: Callable[[Path], None], manifest: Map
     put_in_place(beside, folder)
 
 
-def folder_beside(folder: Path) -> Path:
-    """Where the successor of `folder` is written, cleared of what an interrupted attempt left."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for left_over in folder.parent.glob(f".{folder.name}.*"):
-        shutil.rmtree(left_over)
-    return folder.parent / f".{folder.name}.{os.getpid()}"
-
-
-def put_in_place(beside: Path, folder: Path) -> None:
-    """Rename a complete folder to its name, in the place of the one that has it."""
-    replaced = folder.parent / f".{folder.name}.old"
-    if folder.exists():
-        folder.rename(replaced)
-    beside.rename(folder)
-    sync(folder.parent)
-    if replaced.exists():
-        shutil.rmtree(replaced)
-
-
 def read_manifest(folder: Path, *, verify: bool = True) -> dict[str, Any]:
     """The manifest of a saved folder, after comparing every file with its checksum."""
+    restore(folder)
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -219,6 +184,7 @@ def fingerprint(manifest: Mapping[str, Any]) -> str:
 
 
 def load_model(folder: Path, device: torch.device) -> LoadedModel:
+    restore(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder.parent} holds no trained model; run: asi train DATA --out {folder.parent}")
     manifest = read_manifest(folder)

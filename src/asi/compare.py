@@ -9,8 +9,9 @@ from asi.evaluation import DocidMap, Run, evaluate_documents, evaluate_searchers
 from asi.index import Index
 from asi.judges import Judge
 from asi.metrics import Report
+from asi.pretrained import pretrained_embedding
 from asi.records import Retriever
-from asi.systems.exact import ExactRetriever, untrained_embedding
+from asi.systems.exact import ExactRetriever
 from asi.systems.lexical import LexicalRetriever
 from asi.trec import write_trec_run
 
@@ -68,7 +69,9 @@ def evaluate_baselines(opened: Index, dataset: Dataset, splits: Sequence[str], c
     `cache` is that of the training run, if it was kept: the documents need not be encoded again.
     """
     documents = [stored.document for stored in opened.store.stored_documents()]
-    embed = untrained_embedding(opened.loaded.model)
+    model = opened.loaded.model
+    config = model.config
+    embed = pretrained_embedding(config.encoder, config.max_length, model.device, config.pooling)
     vectors = embed([document.content for document in documents], cache)
     systems: dict[str, Retriever] = {
         "bm25": LexicalRetriever(documents),

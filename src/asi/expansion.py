@@ -22,14 +22,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from asi.batches import Batch, TrainingPairs, TrainingTexts, contents, training_texts
-from asi.checkpoint import RunFolder, read_manifest, save_folder, write_atomically
-from asi.config import ModelConfig, TrainConfig
+from asi.checkpoint import RunFolder, read_manifest, save_folder
+from asi.config import TrainConfig
 from asi.datasets import Dataset
 from asi.distributed import Processes
-from asi.encoder import TextTokeniser, TokenisedTexts, find_encoder, load_encoder, load_tokeniser
+from asi.encoder import TextTokeniser, TokenisedTexts
 from asi.errors import ConfigError, Interrupted
 from asi.features import Features, compute_features
+from asi.folders import write_atomically
 from asi.model import Asi, DecoderLayer
+from asi.pretrained import load_pretrained
 from asi.records import Document
 from asi.run import Reporter
 from asi.training import Listener, Nothing, PlainObjective, StepReport, Trainer, fit
@@ -297,7 +299,7 @@ def train_generator(
     run.path.mkdir(parents=True, exist_ok=True)
     write_atomically(run.run, json.dumps(origin))
     torch.manual_seed(train.seed)
-    encoder, tokenise = frozen_encoder(config, device)
+    encoder, tokenise = load_pretrained(config.encoder, config.max_length, device)
     used, rows = np.unique(texts.pairs[:, 1], return_inverse=True)
     documents = contents([texts.documents[row] for row in used])
     features = compute_features(encoder, tokenise(documents), keep_states=True, cache=cache, progress=progress)
@@ -320,14 +322,6 @@ def pieces_of(encoder: Asi) -> int:
     return encoder.encoder.shape.vocabulary
 
 
-def frozen_encoder(config: GeneratorConfig, device: torch.device) -> tuple[Asi, TextTokeniser]:
-    source = find_encoder(config.encoder)
-    return (
-        Asi(load_encoder(source, frozen_layers=1_000), ModelConfig(token_width=0)).to(device),
-        load_tokeniser(source, config.max_length),
-    )
-
-
 def save_generator(folder: Path, config: GeneratorConfig, decoder: CopyDecoder, origin: dict[str, Any]) -> None:
     weights = {name: weight.contiguous() for name, weight in decoder.state_dict().items()}
     manifest = {"kind": KIND, **asdict(config), "origin": origin}
@@ -338,7 +332,7 @@ def load_generator(folder: Path, device: torch.device) -> TrainedGenerator:
     manifest = read_manifest(folder)
     config = GeneratorConfig(**{name: manifest[name] for name in asdict(GeneratorConfig())})
     weights = load_file(folder / "decoder.safetensors")
-    encoder, tokenise = frozen_encoder(config, device)
+    encoder, tokenise = load_pretrained(config.encoder, config.max_length, device)
     vocabulary = weights["vocabulary"].numpy()
     decoder = CopyDecoder(config, encoder.encoder.shape.width, vocabulary, pieces_of(encoder))
     decoder.load_state_dict(weights)

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from asi.checkpoint import LoadedModel, RunFolder, folder_beside, put_in_place
+from asi.checkpoint import LoadedModel, RunFolder
 from asi.encoder import TokenisedTexts
 from asi.features import Features, docids_of, encode
+from asi.folders import folder_beside, put_in_place
 from asi.matching import document_tokens, to_bytes
 from asi.model import Asi
 from asi.ranking import (

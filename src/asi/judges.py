@@ -15,11 +15,10 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from asi.config import ModelConfig
-from asi.encoder import find_encoder, load_encoder, load_tokeniser, longest_text
+from asi.distributed import choose_device
+from asi.encoder import find_encoder, longest_text
 from asi.errors import ConfigError
-from asi.features import compute_features
-from asi.model import Asi
+from asi.pretrained import pretrained_embedding
 from asi.ranking import unit
 
 Pairs = NDArray[np.int64]  # (n, 2): rows of queries, rows of documents
@@ -181,7 +180,8 @@ def find_judge(name: str) -> Judge:
     architectures = json.loads((source / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
     if architectures[0].endswith("ForSequenceClassification"):
         return CrossEncoderJudge(name, str(source))
-    return EmbeddingJudge(f"{Path(name).name} cosine", encoder_embedding(source))
+    length = min(JUDGED_TOKENS, longest_text(source))
+    return EmbeddingJudge(f"{Path(name).name} cosine", pretrained_embedding(name, length, choose_device(None)))
 
 
 def wordllama_embedding() -> Callable[[Sequence[str]], Floats]:
@@ -197,16 +197,3 @@ def wordllama_embedding() -> Callable[[Sequence[str]], Floats]:
     # The package looks for its own tokeniser in a folder that it does not have; as a cache the right one is found.
     model = wordllama.WordLlama.load(cache_dir=Path(wordllama.__file__).parent, disable_download=True)
     return lambda texts: np.asarray(model.embed(list(texts)), dtype=np.float32)
-
-
-def encoder_embedding(source: Path) -> Callable[[Sequence[str]], Floats]:
-    """The mean of the token states of a plain encoder."""
-    plain = Asi(load_encoder(source, frozen_layers=1_000), ModelConfig(token_width=0))
-    tokenise = load_tokeniser(source, min(JUDGED_TOKENS, longest_text(source)))
-
-    def embed(texts: Sequence[str]) -> Floats:
-        pooled = compute_features(plain, tokenise(texts), keep_states=False).pooled
-        assert pooled is not None, "a wholly frozen encoder has pooled vectors"
-        return pooled
-
-    return embed

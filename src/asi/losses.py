@@ -55,8 +55,8 @@ def reverse_cross_entropy(log_probs: Tensor, different: Tensor) -> Tensor:
 
 
 def in_batch_softmax(scores: Tensor, negatives: Tensor) -> Tensor:
-    """Cross-entropy of each query's own document (the diagonal) against the negatives of the batch."""
-    allowed = negatives | torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+    """Cross-entropy of each query's own document (the diagonal) against the negatives, of which there may be more."""
+    allowed = negatives | torch.eye(*scores.shape, dtype=torch.bool, device=scores.device)
     return F.cross_entropy(scores.masked_fill(~allowed, EXCLUDED), torch.arange(len(scores), device=scores.device))
 
 

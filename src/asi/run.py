@@ -12,13 +12,14 @@ from typing import Any, Protocol
 import torch
 
 from asi.batches import TrainingPairs, TrainingTexts, contents, training_texts
-from asi.checkpoint import RunFolder, load_model, save_model, saved_steps, write_atomically
+from asi.checkpoint import RunFolder, load_model, save_model, saved_steps
 from asi.config import Config, from_dict, to_dict, to_toml
 from asi.datasets import Dataset
 from asi.distributed import Processes, choose_device, joined_processes
 from asi.encoder import TextTokeniser, find_encoder, load_encoder, load_tokeniser
 from asi.errors import CheckpointError, ConfigError, Interrupted
 from asi.features import Features, compute_features
+from asi.folders import write_atomically
 from asi.indexing import CorpusFeatures, build_store
 from asi.matching import start_matcher
 from asi.metrics import collapse_warning

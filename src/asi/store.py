@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from asi.database import DAMAGED, DATA, Database, Tables, Transaction, create_lmdb, explained, lock_writer
 from asi.errors import DataError, StoreError
+from asi.folders import restore
 from asi.records import Docid, Document
 
 FORMAT_VERSION = 2
@@ -125,6 +126,7 @@ class Store:
         A writable one waits up to `wait` seconds for another writer to finish (`math.inf`: as long as it takes).
         """
         folder = folder.resolve()
+        restore(folder)
         if not folder.is_dir():
             raise StoreError(f"there is no folder {folder}: make a store with asi index")
         if not (folder / DATA).is_file():

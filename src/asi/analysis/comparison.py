@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from asi.analysis.pages import Cell, Page, Section, Table
-from asi.checkpoint import write_atomically
 from asi.errors import AsiError, ConfigError, Interrupted
 from asi.evaluation import DEPTH, QUERIES_PER_CALL, Run, answer_all, evaluate_documents, judged_queries, parts_of
+from asi.folders import write_atomically
 from asi.metrics import Buckets, Report, docid_health, docid_scores, reciprocal_ranks, relevant_keys
 from asi.significance import holm, randomisation_test
 from asi.systems.table import System

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from asi.checkpoint import write_atomically
+from asi.folders import write_atomically
 
 Cell = str | int | float | None
 

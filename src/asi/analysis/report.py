@@ -2,7 +2,6 @@
 
 import datetime
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from asi.analysis import docids, figures
 from asi.analysis.new_documents import evaluate_groups
@@ -268,16 +267,3 @@ def named(docid: Docid) -> str:
 def brief(document: Document, length: int = 70) -> str:
     text = document.title or " ".join(document.text.split())
     return text if len(text) <= length else text[: length - 1].rstrip() + "…"
-
-
-def write_report(
-    opened: Index,
-    dataset: Dataset,
-    splits: Sequence[str],
-    judge: Judge,
-    out: Path,
-    *,
-    baselines: bool,
-    stage: Stage = lambda name: None,
-) -> Path:
-    return build_report(opened, dataset, splits, judge, baselines=baselines, stage=stage).write(out)

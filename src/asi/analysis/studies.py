@@ -15,11 +15,11 @@ from typing import Any
 from asi.analysis import figures
 from asi.analysis.pages import Cell, Figure, Section, Table
 from asi.analysis.report import PAPER_COLUMNS, docid_cells
-from asi.checkpoint import write_atomically
 from asi.compare import evaluate_ways
 from asi.config import VARIANTS, Config, with_overrides
 from asi.datasets import Dataset
 from asi.errors import ConfigError
+from asi.folders import write_atomically
 from asi.index import Index
 from asi.judges import Judge
 from asi.metrics import Report, as_json

@@ -74,7 +74,7 @@ def report(
     device: Device = None,
 ) -> None:
     """Write what the paper looks at as one page: measures, quality, new documents, docids and what shares them."""
-    from asi.analysis.report import write_report
+    from asi.analysis.report import build_report
     from asi.datasets import open_dataset
     from asi.index import Index
     from asi.judges import find_judge
@@ -85,10 +85,11 @@ def report(
         dataset = open_dataset(data, bad)
         splits = split or test_splits(dataset)
         with Index.load(run, device) as opened:
-            page = write_report(
-                opened, dataset, splits, find_judge(judge), out, baselines=baselines,
+            built = build_report(
+                opened, dataset, splits, find_judge(judge), baselines=baselines,
                 stage=lambda name: reporter.stage(name, 0),
             )  # fmt: skip
+            page = built.write(out)
     report_skipped(bad)
     typer.echo(f"wrote {page}, and the same as report.md and report.json beside it")
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from asi.batches import Batch, TrainingPairs
 from asi.features import Features
-from asi.losses import EXCLUDED
+from asi.losses import in_batch_softmax
 from asi.model import Adapter
 from asi.records import Hit
 from asi.systems.lexical import LexicalRetriever
@@ -119,13 +119,10 @@ class DenseObjective(StagedObjective):
         if self.settings.loss == "margin":
             return {"margin": multi_label_margin(queries @ documents.T, ~negatives)}
         temperature = self.settings.temperature if self.settings.cosine else 1.0
-        scores = queries @ documents.T / temperature
-        allowed = negatives | torch.eye(len(scores), dtype=torch.bool, device=scores.device)
-        scores = scores.masked_fill(~allowed, EXCLUDED)
         if hard.size(1):
-            others = self.hard_negatives(batch).to(queries.device)
-            scores = torch.cat([scores, (queries @ hard.T / temperature).masked_fill(~others, EXCLUDED)], dim=1)
-        return {"softmax": F.cross_entropy(scores, torch.arange(len(scores), device=scores.device))}
+            documents = torch.cat([documents, hard])
+            negatives = torch.cat([negatives, self.hard_negatives(batch).to(queries.device)], dim=1)
+        return {"softmax": in_batch_softmax(queries @ documents.T / temperature, negatives)}
 
     def hard_negatives(self, batch: Batch) -> Tensor:
         """(B, B): true where query j's hard negative is no answer to query i."""

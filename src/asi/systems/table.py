@@ -21,6 +21,7 @@ from asi.systems.sequences import SequenceSettings, Stage, build_sequences
 from asi.systems.workplace import Built, Source, Workplace
 
 SAME_ENCODER = "the comparison's encoder, frozen"
+A_WRITER = "a small decoder that starts from the encoder's word vectors and can copy"
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,15 @@ def dense(name: str, paper: str, differs: str, settings: DenseSettings) -> Syste
     )
 
 
-def sequence(name: str, paper: str, differs: str, takes_new: bool, settings: SequenceSettings) -> System:
+def sequence(
+    name: str, paper: str, differs: str, takes_new: bool, settings: SequenceSettings, decoder: str = "a small decoder"
+) -> System:
     build = partial(build_sequences, name=name, settings=settings)
     return System(
         name,
         "generative, docids made before",
         paper,
-        f"{SAME_ENCODER}, and a small decoder; {differs}",
+        f"{SAME_ENCODER}, and {decoder}; {differs}",
         takes_new,
         build,
     )
@@ -138,17 +141,17 @@ ROWS = (
     ),
     sequence(
         "ultron-url", "Zhou et al. 2022", "title and key stand for title and address", True,
-        SequenceSettings(identifiers.addresses, ULTRON),
+        SequenceSettings(identifiers.addresses, ULTRON), A_WRITER,
     ),
     sequence("ultron-pq", "Zhou et al. 2022", "none besides", True, SequenceSettings(identifiers.quantised, ULTRON)),
     sequence("ultron-atomic", "Zhou et al. 2022", "none besides", False, SequenceSettings(identifiers.atomic, ULTRON)),
     sequence(
         "se-dsi", "Tang et al. 2023", "descriptions by our own generator", True,
-        SequenceSettings(identifiers.descriptions, at_once("documents", "spans", "queries")),
+        SequenceSettings(identifiers.descriptions, at_once("documents", "spans", "queries")), A_WRITER,
     ),
     System(
         "seal", "generative, n-grams", "Bevilacqua et al. 2022",
-        f"{SAME_ENCODER}, and a small decoder; a sorted table of windows of 8 pieces in place of the FM-index", True,
+        f"{SAME_ENCODER}, and {A_WRITER}; a sorted table of windows of 8 pieces in place of the FM-index", True,
         partial(build_ngrams, name="seal", kinds=("body",)),
     ),
     System(
@@ -157,7 +160,7 @@ ROWS = (
     ),
     sequence(
         "gere", "Chen et al. 2022", "title and sentence number are one sequence; the best ranks the document", True,
-        SequenceSettings(identifiers.titles_and_sentences, at_once("queries"), pick=sentence_rows),
+        SequenceSettings(identifiers.titles_and_sentences, at_once("queries"), pick=sentence_rows), A_WRITER,
     ),
     System(
         "genret", "learned docids, generative", "Sun et al. 2023",

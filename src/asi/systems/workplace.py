@@ -17,14 +17,15 @@ from torch import nn
 
 from asi.batches import TrainingPairs, TrainingTexts, contents, training_texts
 from asi.checkpoint import RunFolder, read_manifest, save_folder
-from asi.config import ModelConfig, TrainConfig
+from asi.config import TrainConfig
 from asi.datasets import Dataset, WithMorePairs
 from asi.distributed import Processes
-from asi.encoder import TextTokeniser, TokenisedTexts, find_encoder, load_encoder, load_tokeniser
+from asi.encoder import TextTokeniser, TokenisedTexts
 from asi.errors import ConfigError, Interrupted
 from asi.expansion import GeneratorConfig, train_on_pairs, write_pairs
 from asi.features import Features, compute_features
 from asi.model import Asi, Encoded
+from asi.pretrained import load_pretrained
 from asi.records import Docid, Retriever
 from asi.run import Reporter
 from asi.training import Objective, StepReport, Trainer, fit, planned_steps
@@ -115,15 +116,16 @@ class Workplace:
         return training_texts(self.dataset)
 
     @cached_property
-    def encoder(self) -> Asi:
-        """The pretrained encoder with nothing trained, and nothing that will be."""
-        encoder = load_encoder(find_encoder(self.encoder_name), frozen_layers=1_000)
-        config = ModelConfig(encoder=self.encoder_name, max_length=self.max_length, token_width=0)
-        return Asi(encoder, config).to(self.device).eval()
+    def pretrained(self) -> tuple[Asi, TextTokeniser]:
+        return load_pretrained(self.encoder_name, self.max_length, self.device)
 
-    @cached_property
+    @property
+    def encoder(self) -> Asi:
+        return self.pretrained[0]
+
+    @property
     def tokenise(self) -> TextTokeniser:
-        return load_tokeniser(find_encoder(self.encoder_name), self.max_length)
+        return self.pretrained[1]
 
     @cached_property
     def known(self) -> NDArray[np.int64]:
