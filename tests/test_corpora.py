@@ -1,4 +1,3 @@
-import doctest
 import hashlib
 import subprocess
 import sys
@@ -132,10 +131,6 @@ def test_library_objects(tmp_path):
         (Document("pack.Box._explained", "_explained() explained", "pack.Box._explained"), ["Look into the box."]),
         (Document("pack.Box.open", "open(key) open key lid", "pack.Box.open"), []),
     ]
-
-
-def test_examples_in_docstrings():
-    assert doctest.testmod(corpora) == (0, 3)
 
 
 def test_judged_merges_queries_of_the_same_text():

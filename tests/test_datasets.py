@@ -1,5 +1,4 @@
 import csv
-import doctest
 import gzip
 import io
 import json
@@ -306,7 +305,3 @@ def test_formats_have_one_row_each_and_import_nothing_heavy():
     assert len({known.open for known in FORMATS}) == len(FORMATS)
     check = "import sys, asi.datasets; sys.exit(bool({'torch', 'pyarrow', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", check]).returncode == 0
-
-
-def test_examples_in_docstrings():
-    assert doctest.testmod(rows) == (0, 1)

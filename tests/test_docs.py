@@ -1,5 +1,8 @@
 """Prose that lists what code lists too is compared with the code."""
 
+import doctest
+import importlib
+import pkgutil
 import re
 from pathlib import Path
 
@@ -37,3 +40,13 @@ def test_names_that_the_readme_lists():
     for name in [*asi.__all__, *BUILTIN, *PRESETS, *SEARCH_MODES, *WAYS]:
         assert name in README, name
     assert not re.search(r"@@\w+@@", README + ARCHITECTURE + (ROOT / "LOG.md").read_text())
+
+
+def test_examples_in_docstrings_are_true():
+    run = 0
+    for module in pkgutil.walk_packages(asi.__path__, "asi."):
+        if module.name != "asi.__main__":
+            failed, tried = doctest.testmod(importlib.import_module(module.name))
+            assert not failed, module.name
+            run += tried
+    assert run > 10

@@ -1,11 +1,9 @@
-import doctest
 from math import log
 
 import pytest
 
 from asi.errors import DataError
 from asi.records import Document, Hit
-from asi.systems import lexical
 from asi.systems.lexical import LexicalRetriever, words
 
 DOCUMENTS = [
@@ -60,7 +58,3 @@ def test_no_progress_is_shown(capfd):
 def test_documents_without_words_are_refused(documents):
     with pytest.raises(DataError, match="has a word in it"):
         LexicalRetriever(documents)
-
-
-def test_examples():
-    assert doctest.testmod(lexical) == (0, 1)

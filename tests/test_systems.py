@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from toy import write_t5
 
 from asi.beam import PrefixTree, beam_search
 from asi.datasets import open_dataset
@@ -321,6 +322,18 @@ def test_all_systems_in_one_table(beir, encoder_folder, tmp_path):
     assert resumed.returncode == 0, resumed.stderr
     assert "bm25, system 2 of 2" in resumed.stderr
     assert "asi, system" not in resumed.stderr
+
+
+def test_every_mechanism_reads_with_a_t5(beir, tmp_path):
+    encoder = tmp_path / "t5"
+    write_t5(encoder)
+    systems = ["asi", "doct5query", "dpr", "dsi-semantic", "ultron-url", "seal", "genret"]
+    done = asi("compare", beir, "--systems", ",".join(systems), "--minutes", 0.02, "--encoder", encoder,
+               "--max-length", 16, "--out", "out", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "failed" not in done.stderr
+    rows = json.loads((tmp_path / "out" / "report.json").read_text())["tables"]["test: test"]
+    assert {row["system"]: row["R@10"] > 0 for row in rows} == dict.fromkeys(systems, True)
 
 
 def test_a_system_that_fails_does_not_stop_the_others(beir, encoder_folder, tmp_path):

@@ -1,12 +1,9 @@
-import doctest
-
 import ir_measures
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ir_measures import R, nDCG
 
-from asi import trec
 from asi.errors import DataError
 from asi.metrics import document_level
 from asi.records import Hit, Qrel
@@ -82,7 +79,3 @@ def test_a_bad_line_is_named(tmp_path, line, complaint):
 def test_an_empty_key_is_refused(tmp_path):
     with pytest.raises(DataError, match="empty key"):
         write_trec_run(tmp_path / "run.trec", {"q": [Hit("", 1.0)]}, "asi")
-
-
-def test_examples():
-    assert doctest.testmod(trec) == (0, 1)

@@ -56,24 +56,45 @@ def write_beir(folder: Path) -> None:
         (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
 
 
+WORDS = ("find", "the", "is", "where", "a", "that", "stands", "in", "thing", *COLOURS, *THINGS, *PLACES)
+
+
 def write_encoder(folder: Path) -> None:
     """A BERT of two layers and width 32 with random weights, as a Hugging Face folder."""
     from transformers import BertConfig, BertModel
 
-    words = ["find", "the", "is", "where", "a", "that", "stands", "in", "thing", *COLOURS, *THINGS, *PLACES]
-    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words])}
+    specials = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=len(vocabulary), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=len(specials + WORDS), hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
         intermediate_size=64, max_position_embeddings=64,
     )  # fmt: skip
     model = BertModel(config)
     model.embeddings.word_embeddings.weight.data.normal_()  # words stand out: the mean of the states is a bag of words
     model.save_pretrained(folder)
-    tokeniser = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    write_tokeniser(folder, specials, "[CLS] $A [SEP]")
+
+
+def write_t5(folder: Path) -> None:
+    """A T5 encoder of the same size. Its texts begin at once."""
+    from transformers import T5Config, T5EncoderModel
+
+    specials = ("<pad>", "<unk>", "</s>")
+    torch.manual_seed(0)
+    model = T5EncoderModel(
+        T5Config(vocab_size=len(specials + WORDS), d_model=32, num_layers=2, num_heads=4, d_kv=8, d_ff=64)
+    )
+    model.save_pretrained(folder)
+    write_tokeniser(folder, specials, "$A </s>")
+
+
+def write_tokeniser(folder: Path, specials: tuple[str, ...], template: str) -> None:
+    """Words as tokens; the second of the special ones stands for unknown words."""
+    vocabulary = {word: i for i, word in enumerate(specials + WORDS)}
+    tokeniser = Tokenizer(models.WordLevel(vocabulary, unk_token=specials[1]))
     tokeniser.pre_tokenizer = pre_tokenizers.Whitespace()
-    ends = [("[CLS]", 2), ("[SEP]", 3)]
-    tokeniser.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=ends)
+    ends = [(special, vocabulary[special]) for special in specials[2:]]
+    tokeniser.post_processor = processors.TemplateProcessing(template, special_tokens=ends)
     tokeniser.save(str(folder / "tokenizer.json"))
 
 

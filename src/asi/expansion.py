@@ -362,13 +362,25 @@ def expand(
 
 
 def write_pairs(
-    generator: QueryGenerator, documents: Sequence[Document], out: Path, count: int, seed: int, reporter: Reporter
+    generator: QueryGenerator,
+    documents: Sequence[Document],
+    out: Path,
+    count: int,
+    seed: int,
+    reporter: Reporter,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> int:
     """Write pseudo queries as a pairs file, beside and renamed; a document's text stands in its first pair only."""
+
+    def advance(done: int, _: int) -> None:
+        reporter.advance(done)
+        if stopping():
+            raise Interrupted(f"{out} was not written; run the same command again")
+
     out.parent.mkdir(parents=True, exist_ok=True)
     reporter.stage(f"writing queries with {generator.name}", len(documents))
     lines, seen = [], set()
-    for query, document in expand(generator, documents, count, seed, lambda done, _: reporter.advance(done)):
+    for query, document in expand(generator, documents, count, seed, advance):
         is_first = document.key not in seen
         seen.add(document.key)
         record = {"query": query, "key": document.key, "document": document.text if is_first else ""}

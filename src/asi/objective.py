@@ -93,6 +93,9 @@ class AsiObjective:
         weight = share * loss.straight_through_weight if loss.straight_through else 0.0
         return Phase(weight, joint=True, frozen=False)
 
+    def course(self, step: int, steps: int) -> tuple[int, int]:
+        return step, steps
+
     def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]:
         """Named groups of parameters with their learning rates; each group's gradient is clipped by itself."""
         train = self.config.train

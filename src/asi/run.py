@@ -119,11 +119,13 @@ def train(
     reporter: Reporter | None = None,
     stopping: Callable[[], bool] = lambda: False,
     cache: Path | None = None,
+    all_counts: bool = True,
 ) -> RunFolder:
     """Train on a data set's `train` split and index its documents. Raises Interrupted if `stopping` says so.
 
     `data` is the name under which the run remembers its data. In the folder `cache` the output of the frozen layers is
-    kept for other runs on the same texts; without one it is kept only until the run is finished.
+    kept for other runs on the same texts; without one it is kept only until the run is finished. A run's minutes
+    include reading and encoding; if not `all_counts`, they are for the steps alone.
     """
     started = time.monotonic()
     reporter = reporter or Silence()
@@ -141,7 +143,7 @@ def train(
         reporter.message(to_toml(state.config))
         kept = (cache or folder.cache) if processes.is_main else None
         prepared = prepare(dataset, kept, state.config, chosen, processes, reporter, stopping)
-        steps = state.steps or planned_steps(prepared.trainer, state.config.train, started)
+        steps = state.steps or planned_steps(prepared.trainer, state.config.train, started if all_counts else None)
         if processes.is_main and state.steps is None:
             RunState(state.config, state.data, steps).save(folder)
         reporter.stage("training", steps)

@@ -26,7 +26,9 @@ from asi.metrics import DocidHealth
 
 FINAL_LR_SHARE = 0.05  # of the peak, where the cosine ends
 DEFAULT_MINUTES = 10.0  # the length of a run for which none is given
-REHEARSAL_STEPS = 10  # spread over the schedule, to measure the speed of a run whose length is given in minutes
+REHEARSED_RUN, REHEARSED_PART = 1010, 101  # steps of the run whose speed is measured, and of a part of it
+REHEARSALS = 4  # of each part, if they take no more than
+REHEARSED_SHARE = 0.1  # of the minutes
 
 
 class Objective(Protocol):
@@ -38,6 +40,7 @@ class Objective(Protocol):
     def pairs(self) -> TrainingPairs: ...
     def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]: ...
     def phase(self, progress: float) -> Any: ...  # has a boolean `frozen`
+    def course(self, step: int, steps: int) -> tuple[int, int]: ...
     def represent(self, batch: Batch) -> tuple[Any, Any]: ...
     def batch_losses(self, representations: Any, batch: Batch) -> dict[str, Tensor]: ...
     def generated(self, size: int, phase: Any) -> NDArray[np.bool_]: ...
@@ -64,6 +67,10 @@ class PlainObjective:
 
     def phase(self, progress: float) -> Any:
         return NoPhase()
+
+    def course(self, step: int, steps: int) -> tuple[int, int]:
+        """Where in its course of the learning rate a step is, and how long that is: by default the whole run."""
+        return step, steps
 
     def batch_losses(self, representations: Any, batch: Batch) -> dict[str, Tensor]:
         return {}
@@ -100,6 +107,20 @@ class StagedObjective(PlainObjective):
     def phase(self, progress: float) -> Any:
         self.stage = next((i for i, (until, _) in enumerate(self.stages) if progress < until), len(self.stages) - 1)
         return NoPhase()
+
+    def course(self, step: int, steps: int) -> tuple[int, int]:
+        return part_of_run(step, steps, [until for until, _ in self.stages])
+
+
+def part_of_run(step: int, steps: int, ends: Sequence[float]) -> tuple[int, int]:
+    """The place of a step within its part of the run, and the part's steps; `ends` are shares of the run.
+
+    >>> part_of_run(3, 10, [0.4, 1.0]), part_of_run(4, 10, [0.4, 1.0])
+    ((3, 4), (0, 6))
+    """
+    bounds = [0, *(math.ceil(share * steps) for share in ends)]
+    part = next(i for i, end in enumerate(bounds) if step < end)
+    return step - bounds[part - 1], bounds[part] - bounds[part - 1]
 
 
 class StepReport(NamedTuple):
@@ -139,7 +160,7 @@ class Trainer:
             self.objective.freeze()
             self.frozen = True
         for group in self.optimizer.param_groups:
-            group["lr"] = group["peak"] * lr_share(step, steps, self.config.warmup_steps)
+            group["lr"] = group["peak"] * lr_share(*self.objective.course(step, steps), self.config.warmup_steps)
         self.optimizer.zero_grad(set_to_none=True)
         batch = self.objective.pairs.at(step)
         parts = self.frozen_backward(batch, phase) if phase.frozen else self.joint_backward(batch, phase)
@@ -219,22 +240,45 @@ class Trainer:
         self.objective.model.load_state_dict(weights, strict=False)
         self.optimizer.load_state_dict(dict(optimizer))
 
-    def rehearse(self) -> tuple[float, float]:
+    def rehearse(self, budget: float) -> tuple[float, float]:
         """Measure the seconds of a step, and of what happens once, by steps from all over the schedule.
 
-        Weights and optimiser stay as they were.
+        It takes a small share of the `budget` in seconds, if steps are short. Weights and optimiser stay as they were.
         """
         weights = {name: weight.clone() for name, weight in self.weights().items()}
         optimizer = copy.deepcopy(self.optimizer.state_dict())
-        first, second = np.array([[self.timed_step(i) for _ in range(2)] for i in range(REHEARSAL_STEPS)]).T
+        start = time.perf_counter()
+        firsts, means = [], []
+        for first, *others in rehearsed_steps():
+            firsts.append(self.timed_step(first, REHEARSED_RUN))
+            times = [self.timed_step(others[0], REHEARSED_RUN)]
+            for step in others[1:]:
+                if self.processes.agree(time.perf_counter() - start < REHEARSED_SHARE * budget):
+                    times.append(self.timed_step(step, REHEARSED_RUN))
+            means.append(np.mean(times))
         self.load(weights, optimizer)
         self.frozen = False
-        return float(second.mean()), float(np.maximum(first - second, 0).sum())
+        once = np.maximum(np.subtract(firsts, means), 0).sum()
+        return float(np.mean(means)), float(once)
 
-    def timed_step(self, step: int) -> float:
+    def timed_step(self, step: int, steps: int) -> float:
         start = time.perf_counter()
-        self.step(step, REHEARSAL_STEPS)
+        self.step(step, steps)
         return time.perf_counter() - start
+
+
+def rehearsed_steps() -> list[list[int]]:
+    """Steps from every part of a run of REHEARSED_RUN steps; the first of a part pays for what happens once.
+
+    An objective may do one thing at even steps and another at odd ones, or at every fourth: all remainders come up.
+
+    >>> steps = rehearsed_steps()
+    >>> len(steps), steps[0], steps[-1]
+    (10, [50, 50, 57, 64, 71], [959, 959, 966, 973, 980])
+    """
+    parts = REHEARSED_RUN // REHEARSED_PART
+    firsts = [50 + REHEARSED_PART * part for part in range(parts)]
+    return [[first, *(first + 7 * again for again in range(REHEARSALS))] for first in firsts]
 
 
 def lr_share(step: int, steps: int, warmup: int) -> float:
@@ -246,14 +290,15 @@ def lr_share(step: int, steps: int, warmup: int) -> float:
     return FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * cosine
 
 
-def planned_steps(trainer: Trainer, config: TrainConfig, started: float) -> int:
-    """The length of the run in steps; minutes count from `started`, a time.monotonic()."""
+def planned_steps(trainer: Trainer, config: TrainConfig, started: float | None) -> int:
+    """The length of the run in steps; minutes count from `started`, a time.monotonic(), or are for the steps alone."""
     if config.steps is not None:
         return config.steps
     if config.epochs is not None:
         return max(1, round(config.epochs * trainer.objective.pairs.steps_per_epoch))
-    each, once = (trainer.processes.agree(seconds) for seconds in trainer.rehearse())
-    left = (config.minutes or DEFAULT_MINUTES) * 60 - (time.monotonic() - started) - once
+    budget = (config.minutes or DEFAULT_MINUTES) * 60
+    each, once = (trainer.processes.agree(seconds) for seconds in trainer.rehearse(budget))
+    left = budget - once - (time.monotonic() - started if started is not None else 0.0)
     return int(trainer.processes.agree(max(10, int(left / each))))
 
 

@@ -45,16 +45,27 @@ class Measured:
         write_atomically(file, json.dumps(values, indent=1))
 
     @classmethod
-    def load(cls, file: Path) -> "Measured":
+    def load(cls, file: Path) -> "Measured | None":
+        """None if the system has not been measured, or by a version with other measures."""
+        if not file.exists():
+            return None
         values = json.loads(file.read_text(encoding="utf-8"))
-        return cls(**values | {"reports": {split: Report.from_dict(own) for split, own in values["reports"].items()}})
+        try:
+            reports = {split: Report.from_dict(own) for split, own in values["reports"].items()}
+            return cls(**values | {"reports": reports})
+        except (AsiError, KeyError, TypeError):
+            return None
 
 
 def open_comparison(workplace: Workplace, splits: Sequence[str], *, resume: bool) -> None:
-    """Refuse a folder with another comparison, or with this one if it is not to be continued."""
+    """Refuse splits that the data has not, a folder with another comparison, or with this one if it is not to be
+    continued."""
+    for split in splits:
+        workplace.dataset.judged(split)
     file = workplace.out / "compare.json"
     settings = {
         "data": workplace.dataset.name,
+        "texts": workplace.fingerprint,
         "minutes": workplace.minutes,
         "seed": workplace.seed,
         "encoder": workplace.encoder_name,
@@ -63,7 +74,7 @@ def open_comparison(workplace: Workplace, splits: Sequence[str], *, resume: bool
     }
     if file.exists():
         if json.loads(file.read_text(encoding="utf-8")) != settings:
-            raise ConfigError(f"{workplace.out} holds a comparison with other settings; choose another --out")
+            raise ConfigError(f"{workplace.out} holds a comparison with other settings or data; choose another --out")
         if not resume:
             raise ConfigError(f"{workplace.out} holds a comparison already; continue it with --resume")
         return
@@ -80,8 +91,8 @@ def compare(systems: Sequence[System], workplace: Workplace, splits: Sequence[st
     seconds: list[float] = []
     for number, system in enumerate(systems):
         file = workplace.folder(system.name) / "measured.json"
-        if file.exists():
-            measured[system.name] = Measured.load(file)
+        if (found := Measured.load(file)) is not None:
+            measured[system.name] = found
             continue
         left = (len(systems) - number) * np.mean(seconds) / 60 if seconds else None
         about = f", about {left:.0f} min left" if left is not None else ""
@@ -161,7 +172,6 @@ def split_docid(docid: Sequence[int]) -> list[int]:
 
 def single_query_ms(built: Built, workplace: Workplace, splits: Sequence[str]) -> float:
     queries = judged_queries(*workplace.dataset.judged(splits[0]))[:ASKED_ALONE]
-    answer_all(built.retriever, queries[:5], size=1)  # what happens once
     return answer_all(built.retriever, queries, size=1)[1]
 
 

@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from asi.batches import Batch, TrainingPairs
+from asi.config import LossConfig
 from asi.features import Features
 from asi.losses import in_batch_softmax
 from asi.model import Adapter
+from asi.objective import feature_dropout
 from asi.records import Hit
 from asi.systems.lexical import LexicalRetriever
 from asi.systems.workplace import Built, Workplace, require_faiss, trained_parameters
@@ -102,15 +104,17 @@ class DenseObjective(StagedObjective):
     def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]:
         return {"towers": (list(self.model.parameters()), LEARNING_RATE)}
 
-    def on_device(self, pooled: NDArray[np.float32]) -> Tensor:
-        return torch.from_numpy(pooled).to(next(self.model.parameters()).device)
+    def pooled(self, texts: NDArray[np.float32], rows: NDArray[np.int64], batch: Batch) -> Tensor:
+        """The encoder's vectors, with the dropout that ASI's have."""
+        vectors = torch.from_numpy(texts[rows]).to(next(self.model.parameters()).device)
+        return feature_dropout(vectors, rows, batch.step, LossConfig().vector_dropout)
 
     def represent(self, batch: Batch) -> tuple[Vectors, None]:
-        queries = self.model.query(self.on_device(self.queries[batch.queries]))
-        documents = self.model.document(self.on_device(self.documents[batch.documents]))
+        queries = self.model.query(self.pooled(self.queries, batch.queries, batch))
+        documents = self.model.document(self.pooled(self.documents, batch.documents, batch))
         hard = queries.new_zeros(len(queries), 0)
         if self.hard is not None:
-            hard = self.model.document(self.on_device(self.documents[self.hard[batch.queries]]))
+            hard = self.model.document(self.pooled(self.documents, self.hard[batch.queries], batch))
         return Vectors(queries, documents, hard), None
 
     def batch_losses(self, representations: Vectors, batch: Batch) -> dict[str, Tensor]:
@@ -216,13 +220,13 @@ def build_dense(workplace: Workplace, name: str, settings: DenseSettings) -> Bui
 
 
 def bm25_negatives(workplace: Workplace, sources: Sequence[Sequence[str]]) -> NDArray[np.int64]:
-    """For every query the best document by BM25 that is not known to answer it; a random one if there is none."""
+    """For every query the best known document by BM25 that does not answer it; a random one if there is none."""
     file = workplace.cache / f"bm25-negatives-{'-'.join(str(len(source)) for source in sources)}.npy"
     if file.exists():
         found: NDArray[np.int64] = np.load(file)
         return found
     rows = {key: row for row, key in enumerate(workplace.keys)}
-    lexical = LexicalRetriever(workplace.texts.documents)
+    lexical = LexicalRetriever([workplace.texts.documents[row] for row in workplace.known])
     answers: dict[int, set[int]] = {}
     for query, document in workplace.texts.pairs.tolist():
         answers.setdefault(query, set()).add(document)
@@ -231,7 +235,7 @@ def bm25_negatives(workplace: Workplace, sources: Sequence[Sequence[str]]) -> ND
         pseudo = workplace.source("pseudo")
         answers |= {len(sources[0]) + text: {row} for text, row in pseudo.pairs.tolist()}
     draw = np.random.default_rng(workplace.seed)
-    negatives = draw.integers(0, len(rows), size=len(texts))
+    negatives = draw.choice(workplace.known, size=len(texts))
     workplace.reporter.stage("looking for hard negatives", len(texts))
     for i, text in enumerate(texts):
         own = answers.get(i, set())
@@ -239,7 +243,7 @@ def bm25_negatives(workplace: Workplace, sources: Sequence[Sequence[str]]) -> ND
         best = next((rows[hit.key] for hit in hits if rows[hit.key] not in own), None)
         negatives[i] = negatives[i] if best is None else best
         if i % 1000 == 0:
-            workplace.reporter.advance(i)
+            workplace.advance(i)
     workplace.cache.mkdir(parents=True, exist_ok=True)
     np.save(file, negatives)
     return negatives

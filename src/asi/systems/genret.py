@@ -7,7 +7,7 @@ codes are fixed. In the end the decoder learns the whole docids, with one more c
 Letters: B batch, V codes, d decoder width, N documents.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from asi.batches import Batch, TrainingPairs
 from asi.features import Features, encode
 from asi.losses import in_batch_softmax
-from asi.model import Decoder, Encoded
+from asi.model import Decoder
 from asi.systems.identifiers import Identifiers, cluster_centres
 from asi.systems.sequences import LEARNING_RATE, SequenceRetriever, Shape, sequence_loss
 from asi.systems.workplace import Built, Workplace, trained_parameters
-from asi.training import PlainObjective
+from asi.training import PlainObjective, part_of_run
 
+SOURCES = ("queries", "pseudo")
 BATCH = 128
 POSITIONS = 3
 CODES = 256
@@ -57,8 +58,9 @@ def part_at(progress: float) -> Part:
     (Part(position=0, has_codebook=False, frozen=False), Part(position=1, has_codebook=True, frozen=False), \
 Part(position=3, has_codebook=True, frozen=False))
     """
-    position = min(POSITIONS, int(progress / SHARE))
-    return Part(position, position == POSITIONS or progress / SHARE - position >= PREPARED)
+    parts = round(progress / SHARE, 9)
+    position = min(POSITIONS, int(parts))
+    return Part(position, position == POSITIONS or round(parts - position, 9) >= PREPARED)
 
 
 def balanced_codes(logits: Tensor) -> Tensor:
@@ -70,17 +72,33 @@ def balanced_codes(logits: Tensor) -> Tensor:
     return plan.argmax(1)
 
 
+class GenRetDecoder(Decoder):
+    """A decoder that knows the docids which it was trained on."""
+
+    codes: Tensor  # (N, POSITIONS + 1), as far as they are fixed
+
+    def __init__(self, width: int, documents: int) -> None:
+        super().__init__(width, Shape(POSITIONS + 1, CODES, shared_tokens=False))
+        self.register_buffer("codes", torch.zeros(documents, POSITIONS + 1, dtype=torch.long))
+
+    def at(self, states: Tensor, position: int) -> Tensor:
+        """Log-probabilities (B, V) of the codes at a position, from states (B, positions, d)."""
+        return self.log_probs(states[:, position : position + 1], position, None)[:, 0]
+
+
 class GenRetObjective(PlainObjective):
     def __init__(
-        self, model: Decoder, workplace: Workplace, queries: Features, documents: Features, pairs: TrainingPairs
+        self, model: GenRetDecoder, workplace: Workplace, queries: Features, documents: Features, pairs: TrainingPairs
     ) -> None:
         self.model = model
         self.workplace = workplace
         self.queries = queries
         self.documents = documents
         self.pairs = pairs
-        self.codes = torch.zeros(len(documents.tokens), POSITIONS + 1, dtype=torch.long)
         self.part: Part | None = None
+
+    def course(self, step: int, steps: int) -> tuple[int, int]:
+        return part_of_run(step, steps, [*(SHARE * (i + 1) for i in range(POSITIONS)), 1.0])
 
     def phase(self, progress: float) -> Part:
         part = part_at(progress)
@@ -90,56 +108,57 @@ class GenRetObjective(PlainObjective):
         return part
 
     def enter(self, part: Part) -> None:
-        """Fix the codes of the position before, and start the codebook of this one from clusters."""
+        """Fix the codes of the positions before, and start the codebook of this one from clusters."""
         known = self.workplace.known
-        if part.position and not (part.has_codebook and part.position < POSITIONS):
-            self.fix(part.position - 1, known)
+        done = self.part.position if self.part is not None and self.part.position < part.position else part.position
+        for position in range(done, part.position):
+            self.fix(position, known)
         if part.position == POSITIONS:
-            self.codes[:, POSITIONS] = numbers_within(self.codes[:, :POSITIONS].numpy(), known)
+            self.number(known)
         elif part.has_codebook:
             drawn = np.random.default_rng(self.workplace.seed).permutation(known)[:SAMPLE]
             with torch.no_grad():
-                normed = [
-                    self.model.norm(own.to(self.model.outputs.device))
-                    for own in self.document_states(drawn, part.position)
-                ]
-            states = torch.cat(normed).cpu().numpy()
-            centres = torch.from_numpy(cluster_centres(states - states.mean(0), CODES, self.workplace.seed))
-            with torch.no_grad():
-                self.model.outputs[part.position, : len(centres)] = F.normalize(centres, dim=-1).to(normed[0].device)
+                states = [self.model.norm(own[:, part.position]) for own in self.document_states(drawn)]
+                around = centred(
+                    torch.cat(states).cpu().numpy(), self.model.codes[drawn, : part.position].cpu().numpy()
+                )
+                centres = torch.from_numpy(cluster_centres(around, CODES, self.workplace.seed))
+                book = self.model.outputs[part.position]
+                book[: len(centres)] = F.normalize(centres, dim=-1).to(book.device)
 
-    def document_states(self, rows: NDArray[np.int64], position: int) -> list[Tensor]:
-        with torch.no_grad():
-            return [
-                self.states(encode(self.workplace.encoder, self.documents, own), self.codes[own], position).cpu()
-                for own in np.array_split(rows, max(1, len(rows) // 256))
-            ]
+    def document_states(self, rows: NDArray[np.int64]) -> Iterator[Tensor]:
+        """States (n, positions, d) of documents, given their codes so far, some at a time."""
+        for own in np.array_split(rows, max(1, len(rows) // 256)):
+            with torch.no_grad():
+                yield self.model.states(encode(self.workplace.encoder, self.documents, own), self.model.codes[own])
 
     def fix(self, position: int, rows: NDArray[np.int64]) -> None:
         """The codes of these documents at `position`, as the model has them now."""
-        with torch.no_grad():
-            found = [
-                self.model.log_probs(states[:, None].to(self.model.outputs.device), position, None)[:, 0].argmax(-1)
-                for states in self.document_states(rows, position)
-            ]
-        self.codes[rows, position] = torch.cat(found).cpu()
+        if len(rows):
+            found = [self.model.at(states, position).argmax(-1) for states in self.document_states(rows)]
+            self.model.codes[rows, position] = torch.cat(found)
 
-    def states(self, text: Encoded, codes: Tensor, position: int) -> Tensor:
-        """States (B, d) at `position`, given the codes before it."""
-        return self.model.states(text, codes.to(text.x.device))[:, position]
+    def number(self, rows: NDArray[np.int64]) -> None:
+        """The last code, which tells equal ones apart."""
+        codes = self.model.codes
+        codes[:, POSITIONS] = numbers_within(codes[:, :POSITIONS].cpu().numpy(), rows).to(codes.device)
 
     def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]:
         return {"decoder": (list(self.model.parameters()), LEARNING_RATE)}
 
-    def represent(self, batch: Batch) -> tuple[States, tuple[Encoded, Encoded]]:
+    def represent(self, batch: Batch) -> tuple[States, tuple[Tensor, Tensor]]:
+        """The states at the position that is being learned, and all states of query and document."""
         assert self.part is not None
-        query = encode(self.workplace.encoder, self.queries, batch.queries)
-        document = encode(self.workplace.encoder, self.documents, batch.documents)
-        position = min(self.part.position, POSITIONS - 1)
-        codes = self.codes[batch.documents]
-        states = [self.states(text, codes, position) for text in (query, document)]
-        logits = [self.model.log_probs(own[:, None], position, None)[:, 0] for own in states]
-        return States(*(self.model.norm(own) for own in states), *logits), (query, document)
+        codes = self.model.codes[batch.documents]
+        query = self.model.states(encode(self.workplace.encoder, self.queries, batch.queries), codes)
+        document = self.model.states(encode(self.workplace.encoder, self.documents, batch.documents), codes)
+        position = self.part.position
+        if position == POSITIONS:
+            nothing = query.new_zeros(len(query), 0)
+            return States(nothing, nothing, nothing, nothing), (query, document)
+        both = (query, document)
+        vectors = (self.model.norm(states[:, position]) for states in both)
+        return States(*vectors, *(self.model.at(states, position) for states in both)), both
 
     def batch_losses(self, representations: States, batch: Batch) -> dict[str, Tensor]:
         assert self.part is not None
@@ -161,7 +180,7 @@ class GenRetObjective(PlainObjective):
     def pair_losses(
         self,
         representations: States,
-        texts: tuple[Encoded, Encoded],
+        states: tuple[Tensor, Tensor],
         batch: Batch,
         chosen: NDArray[np.bool_],
         phase: Part,
@@ -170,11 +189,24 @@ class GenRetObjective(PlainObjective):
         if not phase.position:
             return {}
         known = POSITIONS + 1 if phase.position == POSITIONS else phase.position
-        codes = self.codes[batch.documents].to(texts[0].x.device)
+        codes = self.model.codes[batch.documents][:, :known]
+        weight = 1.0 if phase.position == POSITIONS else PREFIX
         losses = [
-            sequence_loss(self.model(text, codes)[:, :known], codes[:, :known], ends=False).sum() for text in texts
+            sequence_loss(torch.stack([self.model.at(own, i) for i in range(known)], dim=1), codes, ends=False).sum()
+            for own in states
         ]
-        return {"prefix": (1.0 if phase.position == POSITIONS else PREFIX) * (losses[0] + losses[1])}
+        return {"prefix": weight * (losses[0] + losses[1])}
+
+
+def centred(states: NDArray[np.float32], prefixes: NDArray[np.int64]) -> NDArray[np.float32]:
+    """States (n, d) without the mean of those with the same codes before."""
+    group = np.zeros(len(states), dtype=np.int64)
+    if prefixes.shape[1]:
+        group = np.unique(prefixes, axis=0, return_inverse=True)[1].ravel()
+    sums = np.zeros((int(group.max(initial=0)) + 1, states.shape[1]))
+    np.add.at(sums, group, states)
+    means = sums / np.bincount(group)[:, None]
+    return (states - means[group]).astype(np.float32)
 
 
 def numbers_within(docids: NDArray[np.int64], rows: Sequence[int] | NDArray[np.int64]) -> Tensor:
@@ -190,18 +222,18 @@ def numbers_within(docids: NDArray[np.int64], rows: Sequence[int] | NDArray[np.i
 
 def build_genret(workplace: Workplace, name: str) -> Built:
     torch.manual_seed(workplace.seed)
-    shape = Shape(POSITIONS + 1, CODES, shared_tokens=False)
-    decoder = Decoder(workplace.encoder.encoder.shape.width, shape).to(workplace.device)
-    pairs = workplace.pairs(workplace.texts.pairs, BATCH)
+    every = np.arange(len(workplace.keys))
+    decoder = GenRetDecoder(workplace.encoder.encoder.shape.width, len(every)).to(workplace.device)
+    reading = workplace.reading(SOURCES)
+    pairs = [np.stack([reading.rows(source), reading.sources[source].pairs[:, 1]], axis=1) for source in SOURCES]
     objective = GenRetObjective(
-        decoder, workplace, workplace.features(workplace.texts.queries), workplace.documents, pairs
+        decoder, workplace, reading.features, workplace.documents, workplace.pairs(np.concatenate(pairs), BATCH)
     )
     minutes = workplace.train(name, objective)
-    every = np.arange(len(workplace.keys))
-    for position in range(POSITIONS):  # old and new documents alike: what the trained model says
-        objective.fix(position, every)
-    known_first = np.append(workplace.known, np.setdiff1d(every, workplace.known))
-    objective.codes[:, POSITIONS] = numbers_within(objective.codes[:, :POSITIONS].numpy(), known_first)
-    identifiers = Identifiers(objective.codes.numpy(), every, CODES, shared=False)
+    new = np.setdiff1d(every, workplace.known)
+    for position in range(POSITIONS):
+        objective.fix(position, new)
+    objective.number(np.append(workplace.known, new))  # known ones first: theirs are as they were
+    identifiers = Identifiers(decoder.codes.cpu().numpy(), every, CODES, shared=False, ends=False)
     retriever = SequenceRetriever(workplace, decoder, identifiers, constrained=True)
     return Built(retriever, trained_parameters(decoder), minutes, identifiers.bytes_each, retriever)

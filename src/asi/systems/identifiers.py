@@ -19,7 +19,7 @@ Rows = NDArray[np.int64]
 Vectors = NDArray[np.float32]
 
 END = 0
-LONGEST = 12  # word pieces of a docid in words
+LONGEST = 24  # word pieces of a docid in words
 SENTENCES = 8  # of a document, that have a docid of their own
 KMEANS_ROUNDS = 20
 
@@ -29,6 +29,7 @@ class Identifiers(NamedTuple):
     documents: Rows  # (R,) the document that each is an identifier of
     V: int
     shared: bool  # a code means the same at every position
+    ends: bool = True  # code 0 ends a docid; if not, all docids have the same length and 0 is a code as others
     words: WordCodes | None = None  # where codes are word pieces
 
     @property
@@ -37,7 +38,7 @@ class Identifiers(NamedTuple):
 
 
 def padded(sequences: Sequence[Sequence[int]]) -> Rows:
-    width = max(map(len, sequences))
+    width = max(1, *map(len, sequences))
     codes = np.full((len(sequences), width), END, dtype=np.int64)
     for row, sequence in enumerate(sequences):
         codes[row, : len(sequence)] = sequence
@@ -48,7 +49,7 @@ def atomic(workplace: Workplace) -> Identifiers:
     """One code for each known document, in random order."""
     known = workplace.known
     codes = np.random.default_rng(workplace.seed).permutation(len(known))
-    return Identifiers(codes[:, None], known, len(known), shared=True)
+    return Identifiers(codes[:, None], known, len(known), shared=True, ends=False)
 
 
 def numbers(workplace: Workplace) -> Identifiers:
@@ -103,8 +104,9 @@ def cluster_centres(vectors: Vectors, k: int, seed: int) -> Vectors:
     import faiss
 
     means: Any = faiss.Kmeans(
-        vectors.shape[1], min(k, len(vectors)), niter=KMEANS_ROUNDS, seed=seed, min_points_per_centroid=1
-    )
+        vectors.shape[1], min(k, len(vectors)), niter=KMEANS_ROUNDS, seed=seed,
+        min_points_per_centroid=1, max_points_per_centroid=len(vectors),
+    )  # fmt: skip
     means.train(np.ascontiguousarray(vectors, dtype=np.float32))
     centres: Vectors = means.centroids
     return centres
@@ -135,7 +137,7 @@ def quantised(workplace: Workplace, parts: int = 24) -> Identifiers:
     quantiser.train(vectors[workplace.known])
     packed = quantiser.compute_codes(vectors)
     codes = packed if bits == 8 else unpacked(packed, parts, bits)
-    return Identifiers(codes.astype(np.int64), np.arange(len(vectors)), 2**bits, shared=False)
+    return Identifiers(codes.astype(np.int64), np.arange(len(vectors)), 2**bits, shared=False, ends=False)
 
 
 def unpacked(packed: NDArray[np.uint8], parts: int, bits: int) -> Rows:
@@ -162,12 +164,14 @@ def as_identifiers(texts: Sequence[str], tokenise: TextTokeniser) -> Identifiers
 
 
 def addresses(workplace: Workplace) -> Identifiers:
-    """The title if it has more than two words, else the parts of the key from the last to the first (Ultron-URL)."""
+    """A title of more than two words and the first part of the key, else the key's parts from the last to the first
+    (Ultron-URL); the text where there is neither."""
     texts = []
     for document in workplace.texts.documents:
-        address = " ".join(reversed(re.findall(r"[^\W\d_]+", document.key)))
+        address = re.findall(r"[^\W\d_]+", document.key)
         title = re.sub(r"\d", "", document.title)
-        texts.append(f"{title} {address.split(' ')[-1]}" if len(title.split()) > 2 else f"{title} {address}")
+        parts = [title, *address[:1]] if len(title.split()) > 2 else address[::-1]
+        texts.append(" ".join(parts) or document.content)
     return as_identifiers(texts, workplace.tokenise)
 
 

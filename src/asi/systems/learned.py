@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +14,9 @@ from asi.errors import CheckpointError
 from asi.evaluation import DocidMap
 from asi.index import Index
 from asi.indexing import row_shape
+from asi.pretrained import ALL_LAYERS
 from asi.records import Docid, Hit
-from asi.run import Reporter, train
+from asi.run import Reporter, RunState, train
 from asi.search import Searcher
 from asi.systems.dense import DenseRetriever, DenseSettings, build_dense
 from asi.systems.workplace import Built, Workplace
@@ -44,11 +44,12 @@ class WithoutMessages:
     def message(self, text: str) -> None: ...
 
 
-def build_asi(workplace: Workplace, name: str, overrides: Sequence[str], search: dict[str, Any]) -> Built:
+def build_asi(workplace: Workplace, name: str, overrides: Sequence[str]) -> Built:
     """Train ASI as `asi train` does, with what the encoder made of the texts taken from the common cache."""
     settings = [
         f"model.encoder={workplace.encoder_name}",
         f"model.max_length={workplace.max_length}",
+        f"model.frozen_layers={ALL_LAYERS}",
         f"train.minutes={workplace.minutes}",
         f"train.seed={workplace.seed}",
     ]
@@ -58,23 +59,30 @@ def build_asi(workplace: Workplace, name: str, overrides: Sequence[str], search:
     folder = train(
         workplace.dataset, workplace.folder(name) / "run", config, resume=True, device=str(workplace.device),
         reporter=WithoutMessages(workplace.reporter), stopping=workplace.stopping, cache=workplace.cache,
+        all_counts=False,
     )  # fmt: skip
-    return open_asi(workplace, folder, search)
+    return open_asi(workplace, folder)
 
 
-def open_asi(workplace: Workplace, folder: RunFolder, search: dict[str, Any]) -> Built:
+def open_asi(workplace: Workplace, folder: RunFolder) -> Built:
     index = Index.load(folder.path, str(workplace.device))
     model = index.loaded.model
-    searcher = index.configured(**search)
     trained = sum(trained_parameters_of(part) for part in (model.adapter, model.heads, model.decoder, model.matcher))
-    each = model.config.m * 2 + (row_shape(model).whole if searcher.config.ranking != "docid" else 0)
-    return Built(searcher, trained, minutes_of(folder), each, SearcherDocids(searcher, workplace.keys))
+    docids = SearcherDocids(index.searcher, workplace.keys)
+    centres = len(np.unique(docids.of_documents, axis=0)) * model.encoder.shape.width * 4 / len(workplace.keys)
+    each = model.config.m * 2 + row_shape(model).whole + centres
+    return Built(index.searcher, trained, minutes_of(folder), each, docids)
 
 
 def minutes_of(folder: RunFolder) -> float:
-    """From the moment when the length of the run was fixed to its last step."""
-    last = json.loads(folder.log.read_text(encoding="utf-8").splitlines()[-1])
-    return float(last["time"] - folder.run.stat().st_mtime) / 60
+    """Of all steps together, without what lay between them if the run was broken off."""
+    records = [json.loads(line) for line in folder.log.read_text(encoding="utf-8").splitlines()]
+    batch = RunState.load(folder).config.train.batch
+    seconds, done = 0.0, 0
+    for record in records:
+        seconds += (record["step"] - done) * batch / record["pairs_per_second"]
+        done = record["step"]
+    return seconds / 60
 
 
 def trained_parameters_of(part: torch.nn.Module | None) -> int:
@@ -125,7 +133,7 @@ def build_simcse_docid(workplace: Workplace, asi: str, dense: str, settings: Den
         raise CheckpointError("it takes the docids of the system asi; compare asi too")
     vectors = build_dense(workplace, dense, settings)
     assert isinstance(vectors.retriever, DenseRetriever)
-    docids = open_asi(workplace, folder, {}).docids
+    docids = open_asi(workplace, folder).docids
     assert docids is not None
     retriever = BucketRetriever(vectors.retriever, docids.of_documents)
     per_document = retriever.centres.numel() * 4 / len(workplace.keys)

@@ -60,6 +60,7 @@ class SequenceSettings:
     prefix_aware: bool = False
     starts_from_vectors: bool = False  # output rows of the documents begin as their vectors
     pick: Callable[[Workplace, Identifiers, Source], NDArray[np.int64]] | None = None  # of several docids of a document
+    beams: int = BEAMS
 
 
 class PrefixAwareDecoder(Decoder):
@@ -203,16 +204,21 @@ class SequenceRetriever:
             )
         else:
             step = generation(self.workplace, self.decoder, queries, self.identifiers.words)
-        beams = min(beams, self.count)
-        found = beam_search(UntilTheEnd(step), self.decoder.m, beams, self.tree if self.constrained else None)
+        tree = self.tree if self.constrained else None
+        ending = UntilTheEnd(step) if self.identifiers.ends else step
+        found = beam_search(ending, self.decoder.m, min(beams, self.count), tree)
         rows = found.rows if found.rows is not None else self.tree.find(found.codes.cpu())
         scores = found.scores.cpu().numpy()
         return np.where(np.isfinite(scores), rows.numpy(), -1), scores
 
     def docids(self, queries: Sequence[str], count: int) -> list[list[Docid]]:
+        """A document with several docids counts by its first one, whichever is generated."""
         if any(query not in self.generated for query in queries):
             self.search(queries, count)
-        found: list[list[Docid]] = [[(row,) for row in self.generated[query] if row >= 0] for query in queries]
+        first = self.of_documents[self.members[self.starts[:-1]], 0]  # of each docid's first document
+        found: list[list[Docid]] = [[] for _ in queries]
+        for query, own in zip(queries, found, strict=True):
+            own += [(int(row),) for row in dict.fromkeys(first[row] for row in self.generated[query] if row >= 0)]
         return [own[:count] for own in found]
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
@@ -256,13 +262,17 @@ def build_sequences(workplace: Workplace, name: str, settings: SequenceSettings)
             targets = settings.pick(workplace, identifiers, source) if settings.pick else first_row[source.pairs[:, 1]]
             parts.append(np.stack([reading.rows(read), targets], axis=1))
         stages.append((stage.until, workplace.pairs(np.concatenate(parts), batch)))
-    ends = bool((codes == END).any()) and L > 1
-    objective = SequenceObjective(decoder, workplace.encoder, reading.features, codes, stages, ends=ends, words=words)
+    objective = SequenceObjective(
+        decoder, workplace.encoder, reading.features, codes, stages, ends=identifiers.ends, words=words
+    )
     minutes = workplace.train(name, objective)
-    retriever = SequenceRetriever(workplace, decoder, identifiers, constrained=settings.constrained)
-    grows = V * decoder.outputs.size(-1) * 4 * 2 if L == 1 else 0  # an atomic docid is a row of two tables
-    each = identifiers.bytes_each * len(identifiers.documents) / len(workplace.keys)
-    return Built(retriever, trained_parameters(decoder), minutes, each + grows / len(workplace.keys), retriever)
+    retriever = SequenceRetriever(
+        workplace, decoder, identifiers, constrained=settings.constrained, beams=settings.beams
+    )
+    unused = decoder.embeddings.numel() if L == 1 else 0  # nothing is written after the one code
+    grows = decoder.outputs.numel() * 4 if L == 1 else 0  # an atomic docid is a row of the output table
+    each = (identifiers.bytes_each * len(identifiers.documents) + grows) / len(workplace.keys)
+    return Built(retriever, trained_parameters(decoder) - unused, minutes, each, retriever)
 
 
 def start_from_vectors(decoder: Decoder, workplace: Workplace, identifiers: Identifiers) -> None:

@@ -67,8 +67,8 @@ def sequence(
     )
 
 
-def asi(name: str, differs: str, overrides: Sequence[str] = (), **search: str) -> System:
-    build = partial(build_asi, name=name, overrides=overrides, search=search)
+def asi(name: str, differs: str, overrides: Sequence[str] = ()) -> System:
+    build = partial(build_asi, name=name, overrides=overrides)
     return System(name, "learned docids and ranking", "this project's paper", differs, True, build)
 
 
@@ -87,10 +87,12 @@ ROWS = (
     ),
     System(
         "doct5query", "sparse, expanded", "Nogueira and Lin 2019",
-        "queries by our own generator, trained on the pairs, in place of T5", True, partial(build_bm25, expanded=True),
+        "5 queries a document by our own generator, trained on the pairs, in place of T5", True,
+        partial(build_bm25, expanded=True),
     ),
     dense(
-        "repbert", "Zhan et al. 2020", "query and document are encoded apart, not in one masked sequence",
+        "repbert", "Zhan et al. 2020",
+        "query and document are encoded apart; the product is divided by the root of the width",
         DenseSettings(cosine=False, loss="margin"),
     ),
     dense(
@@ -111,7 +113,7 @@ ROWS = (
         partial(build_simcse_docid, asi="asi", dense="simcse", settings=SIMCSE),
     ),
     sequence(
-        "dsi-atomic", "Tay et al. 2022", "documents and queries one to one", False,
+        "dsi-atomic", "Tay et al. 2022", "each document once beside all queries, not 32 to one", False,
         SequenceSettings(identifiers.atomic, at_once("documents", "queries")),
     ),
     sequence(
@@ -122,11 +124,13 @@ ROWS = (
         ),
     ),
     sequence(
-        "dsi-qg", "Zhuang et al. 2022", "reads the real queries too, as all systems do; a digit is a token", False,
+        "dsi-qg", "Zhuang et al. 2022",
+        "5 pseudo queries a document, and the real queries too; a digit is a token", False,
         SequenceSettings(identifiers.numbers, at_once("pseudo", "queries"), constrained=False),
     ),
     sequence(
-        "nci", "Wang et al. 2022", "the prefix gates the state, in place of a second decoder; no R-Drop", True,
+        "nci", "Wang et al. 2022",
+        "the prefix gates the state, in place of a second decoder; no R-Drop; 2 spans and 5 pseudo queries", True,
         SequenceSettings(
             partial(identifiers.semantic, k=30, leaf=30, shared=False),
             at_once("documents", "spans", "pseudo", "queries"), prefix_aware=True,
@@ -160,11 +164,11 @@ ROWS = (
     ),
     sequence(
         "gere", "Chen et al. 2022", "title and sentence number are one sequence; the best ranks the document", True,
-        SequenceSettings(identifiers.titles_and_sentences, at_once("queries"), pick=sentence_rows), A_WRITER,
+        SequenceSettings(identifiers.titles_and_sentences, at_once("queries"), pick=sentence_rows, beams=60), A_WRITER,
     ),
     System(
         "genret", "learned docids, generative", "Sun et al. 2023",
-        f"{SAME_ENCODER}, and a small decoder; batches are not drawn from one prefix; 256 codes", True,
+        f"{SAME_ENCODER}, and a small decoder; batches are not drawn from one prefix; 3 codes of 256", True,
         partial(build_genret, name="genret"),
     ),
     *(

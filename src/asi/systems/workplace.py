@@ -1,5 +1,6 @@
 """What all systems of a comparison share: data, the frozen encoder and what it makes of texts, minutes, a folder."""
 
+import hashlib
 import re
 import shutil
 import time
@@ -18,7 +19,7 @@ from torch import nn
 from asi.batches import TrainingPairs, TrainingTexts, contents, training_texts
 from asi.checkpoint import RunFolder, read_manifest, save_folder
 from asi.config import TrainConfig
-from asi.datasets import Dataset, WithMorePairs
+from asi.datasets import Dataset, open_dataset
 from asi.distributed import Processes
 from asi.encoder import TextTokeniser, TokenisedTexts
 from asi.errors import ConfigError, Interrupted
@@ -133,20 +134,29 @@ class Workplace:
         return np.unique(self.texts.pairs[:, 1])
 
     @cached_property
+    def fingerprint(self) -> str:
+        """Changes with the documents, the training queries and their pairs."""
+        digest = hashlib.sha256()
+        for text in (*self.keys, *contents(self.texts.documents), *self.texts.queries):
+            digest.update(text.encode() + b"\0")
+        digest.update(self.texts.pairs.tobytes())
+        return digest.hexdigest()[:32]
+
+    @cached_property
     def keys(self) -> list[str]:
         return [document.key for document in self.texts.documents]
+
+    def advance(self, done: int, _: int = 0) -> None:
+        """Tell how far something is, and leave it if the comparison is to stop."""
+        self.reporter.advance(done)
+        if self.stopping():
+            raise Interrupted(f"what is finished is kept in {self.out}; go on with --resume")
 
     def features(self, texts: Sequence[str]) -> Features:
         """What the encoder makes of texts, token states included; computed once for all systems."""
         tokens = self.tokenise(texts)
         self.reporter.stage("encoding", len(tokens))
-
-        def advance(done: int, _: int) -> None:
-            self.reporter.advance(done)
-            if self.stopping():
-                raise Interrupted(f"what is finished is kept in {self.out}; go on with --resume")
-
-        return compute_features(self.encoder, tokens, keep_states=True, cache=self.cache, progress=advance)
+        return compute_features(self.encoder, tokens, keep_states=True, cache=self.cache, progress=self.advance)
 
     @cached_property
     def documents(self) -> Features:
@@ -170,8 +180,8 @@ class Workplace:
                 self.dataset, self.out / "generator", steps, self.seed, self.device, self.reporter,
                 self.stopping, self.cache, GeneratorConfig(encoder=self.encoder_name, max_length=self.max_length),
             )  # fmt: skip
-            write_pairs(generator, self.texts.documents, file, PSEUDO_QUERIES, self.seed, self.reporter)
-        queries, qrels = WithMorePairs(self.dataset, str(file)).more.judged("train")
+            write_pairs(generator, self.texts.documents, file, PSEUDO_QUERIES, self.seed, self.reporter, self.stopping)
+        queries, qrels = open_dataset(str(file)).judged("train")
         texts = {query.key: query.text for query in queries}
         rows = {key: row for row, key in enumerate(self.keys)}
         found: list[list[str]] = [[] for _ in self.keys]
@@ -225,10 +235,10 @@ class Workplace:
             minutes=self.minutes, batch=objective.pairs.batch, chunk=objective.pairs.batch, checkpoint_every=10**9
         )
         trainer = Trainer(objective, config, Processes(0, 1, self.device))
-        started = time.monotonic()
         self.reporter.stage("measuring the speed", 0)
-        steps = planned_steps(trainer, config, started)
+        steps = planned_steps(trainer, config, started=None)
         self.reporter.stage("training", steps)
+        started = time.monotonic()
 
         def listen(report: StepReport) -> None:
             self.reporter.step(report)
