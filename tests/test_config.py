@@ -60,7 +60,8 @@ def test_every_variant_is_a_setting(name):
         (["train.speed=1"], r"\[train\] has no setting speed; its settings are steps, "),
         (["trian.lr=1"], r"unknown section \[trian\]; sections are model, loss, train, index, search"),
         (["train.lr"], "section.name=value"),
-        (["model.m=9"], "model.m must be from 1 to 8, got 9"),
+        (["model.m=33"], "model.m must be from 1 to 32, got 33"),
+        (["index.vectors=false"], "index.vectors = false needs search.ranking = docid"),
         (["model.V=1"], "model.V must be from 2 to 65536, got 1"),
         (["model.m=two"], "model.m must be int, got 'two'"),
         (["model.m=2.5"], "model.m must be int, got 2.5"),
@@ -89,7 +90,7 @@ def test_unreadable_file_and_unknown_preset(tmp_path):
     (tmp_path / "bad.toml").write_text("[train\n")
     with pytest.raises(ConfigError, match="can't read settings from"):
         load_config(tmp_path / "bad.toml", Config())
-    with pytest.raises(ConfigError, match="unknown preset 'big'; presets are small, paper"):
+    with pytest.raises(ConfigError, match="unknown preset 'big'; presets are small, docids, paper"):
         preset("big")
 
 

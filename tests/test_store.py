@@ -241,8 +241,8 @@ def test_refusals_of_create(tmp_path):
     new_store(tmp_path / "store").close()
     with pytest.raises(StoreError, match=r"there is a store in .*/store already: remove it or choose another folder"):
         new_store(tmp_path / "store")
-    for wrong in ({"m": 0}, {"m": 9}, {"V": 0}, {"V": 65_537}, {"width": 0}):
-        with pytest.raises(StoreError, match="a store takes m from 1 to 8, V from 1 to 65536 and"):
+    for wrong in ({"m": 0}, {"m": 33}, {"V": 0}, {"V": 65_537}, {"width": -1}):
+        with pytest.raises(StoreError, match="a store takes m from 1 to 32, V from 1 to 65536 and"):
             new_store(tmp_path / "other", **wrong)
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"cannot create a store in .*/file/store: Not a directory"):

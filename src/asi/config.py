@@ -53,7 +53,7 @@ class ModelConfig:
         require(self.head_adapter >= 0, f"model.head_adapter must not be negative, got {self.head_adapter}")
         require(self.token_width >= 0, f"model.token_width must not be negative, got {self.token_width}")
         require(self.kept_tokens >= 1, f"model.kept_tokens must be at least 1, got {self.kept_tokens}")
-        require(1 <= self.m <= 8, f"model.m must be from 1 to 8, got {self.m}")
+        require(1 <= self.m <= 32, f"model.m must be from 1 to 32, got {self.m}")
         require(2 <= self.V <= 65536, f"model.V must be from 2 to 65536, got {self.V}")
         require(self.logit_scale > 0, f"model.logit_scale must be positive, got {self.logit_scale}")
         require(self.decoder_layers >= 1, f"model.decoder_layers must be at least 1, got {self.decoder_layers}")
@@ -146,6 +146,7 @@ class TrainConfig:
 @dataclass(frozen=True)
 class IndexConfig:
     known_queries: bool = True  # documents are ranked by their training queries too, as far as that helps on the data
+    vectors: bool = True  # kept beside the docids to rank by; without them docids are all there is
 
 
 @dataclass(frozen=True)
@@ -188,9 +189,22 @@ class Config:
     index: IndexConfig = field(default_factory=IndexConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
 
+    def __post_init__(self) -> None:
+        require(
+            self.index.vectors or self.search.ranking == "docid", "index.vectors = false needs search.ranking = docid"
+        )
+
 
 PRESETS: dict[str, Config] = {
     "small": Config(),
+    # Docids alone: as many codes as a document needs, no decoder, no vectors; search in one pass.
+    "docids": Config(
+        model=ModelConfig(m=16, V=256, token_width=0),
+        loss=LossConfig(generation=0.0, contrastive=0.0, reverse=0.0, tokens=0.0, match=0.0, one_pass=1.0),
+        train=TrainConfig(docid_every=2, freeze_docids=1.0),
+        index=IndexConfig(known_queries=False, vectors=False),
+        search=SearchConfig(mode="one-pass", ranking="docid"),
+    ),
     "paper": Config(
         model=ModelConfig(
             encoder="gaunernst/bert-L6-H768-uncased",

@@ -88,7 +88,8 @@ def add_documents(
     count = 0
     for batch in batched(documents, size):
         found = assign_texts(loaded.model, loaded.tokenise([document.content for document in batch]))
-        store.add(batch, found.docids, pack(by_text(found.vectors), found.tokens))
+        rows = pack(by_text(found.vectors), found.tokens)
+        store.add(batch, found.docids, rows[:, : store.meta.width])
         count += len(batch)
         if added is not None:
             added(batch)
@@ -116,15 +117,18 @@ def build_store(
     """
     beside = folder_beside(folder.store)
     config = loaded.model.config
-    shape = {"m": config.m, "V": config.V, "width": row_shape(loaded.model).whole}
-    with Store.create(beside, **shape, fingerprint=loaded.fingerprint) as store, store.bulk():
+    width = row_shape(loaded.model).whole if loaded.config.index.vectors else 0
+    with (
+        Store.create(beside, m=config.m, V=config.V, width=width, fingerprint=loaded.fingerprint) as store,
+        store.bulk(),
+    ):
         if corpus is None:
             count = add_documents(loaded, store, documents, added)
         else:
             count = 0
             docids, rows = corpus_rows(loaded, corpus)
             for batch in batched(documents, DOCUMENTS_PER_BATCH):
-                store.add(batch, docids[count : count + len(batch)], rows[count : count + len(batch)])
+                store.add(batch, docids[count : count + len(batch)], rows[count : count + len(batch), :width])
                 count += len(batch)
                 if added is not None:
                     added(batch)

@@ -73,16 +73,24 @@ class Searcher:
         self.tokenise = loaded.tokenise
         self.store = store
         self.config = config or loaded.config.search
+        self.has_decoder = loaded.config.loss.generation > 0
         self.view: View | None = None
         shape = row_shape(self.model)
         self.ranked, self.tokens = slice(0, shape.ranked), slice(shape.ranked, shape.whole)  # of a row in the store
 
     def current_view(self) -> View:
+        self.refuse_what_is_missing()
         snapshot = self.store.snapshot()
         if self.view is None or self.view.snapshot is not snapshot:
             tree = PrefixTree(snapshot.codes, self.model.config.V)
             self.view = View(snapshot, tree, self.bucket_centres(snapshot))
         return self.view
+
+    def refuse_what_is_missing(self) -> None:
+        if not self.has_decoder and self.config.mode != "one-pass":
+            raise ConfigError("this model was trained without a decoder (loss.generation = 0): use --mode one-pass")
+        if not self.store.meta.width and self.config.ranking != "docid":
+            raise ConfigError("this index has no vectors (index.vectors = false): use --ranking docid")
 
     def bucket_centres(self, snapshot: Snapshot) -> tuple[Tensor, Tensor] | None:
         """Needed where the list of docids is filled up and vectors may be used."""

@@ -31,7 +31,7 @@ from asi.records import Docid, Document
 
 FORMAT_VERSION = 2
 VECTORS = "vectors.i8"
-MAX_LENGTH = 8  # m
+MAX_LENGTH = 32  # m
 MAX_CODES = 65_536  # V: a code is two bytes
 MAX_KEY_BYTES = 400  # LMDB refuses keys of more than 511 bytes
 MAX_NUMBERS = 2**32 - 1  # a number is four bytes
@@ -47,7 +47,7 @@ class StoreMeta:
 
     m: int
     V: int
-    width: int  # of the vectors
+    width: int  # of the vectors; 0 if there are none
     fingerprint: str  # of the model that made docids and vectors
     format_version: int = FORMAT_VERSION
 
@@ -106,8 +106,8 @@ class Store:
     @classmethod
     def create(cls, folder: Path, *, m: int, V: int, width: int, fingerprint: str) -> "Store":
         """A new and empty store, open for writing. Other files in the folder are left alone."""
-        if not (1 <= m <= MAX_LENGTH and 1 <= V <= MAX_CODES and width >= 1):
-            limits = f"m from 1 to {MAX_LENGTH}, V from 1 to {MAX_CODES} and vectors of at least one dimension"
+        if not (1 <= m <= MAX_LENGTH and 1 <= V <= MAX_CODES and width >= 0):
+            limits = f"m from 1 to {MAX_LENGTH}, V from 1 to {MAX_CODES} and vectors of no negative length"
             raise StoreError(f"a store takes {limits}, got m = {m}, V = {V} and {width} dimensions")
         with explained("create a store in", folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -300,13 +300,15 @@ class Store:
             raise StoreError(f"the store in {self.folder} is closed")
 
     def _rows_on_disk(self) -> int:
-        return os.fstat(self._vectors).st_size // self.meta.width
+        return os.fstat(self._vectors).st_size // self.meta.width if self.meta.width else MAX_NUMBERS
 
     def _map_rows(self) -> NDArray[np.int8]:
         self._refuse_closed()
         with explained("read the vectors in", self.folder):
             shape = (self._rows_on_disk(), self.meta.width)
-            mapped = mmap.mmap(self._vectors, shape[0] * shape[1], access=mmap.ACCESS_READ) if shape[0] else b""
+            mapped = (
+                mmap.mmap(self._vectors, shape[0] * shape[1], access=mmap.ACCESS_READ) if shape[0] * shape[1] else b""
+            )
             return np.frombuffer(mapped, np.int8).reshape(shape)
 
     def _write_rows(self, first: int, vectors: NDArray[np.int8]) -> None:
