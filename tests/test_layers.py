@@ -10,7 +10,7 @@ import asi
 SOURCE = Path(asi.__file__).parent
 
 LAYERS = [
-    "records errors arrays folders",
+    "records errors arrays folders texts",
     "config metrics significance losses t5 beam rows trec database",
     "encoder corpora store",
     "model datasets",

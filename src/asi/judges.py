@@ -6,7 +6,6 @@ pairs; the name stands in every table.
 
 import json
 import logging
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -20,6 +19,7 @@ from asi.encoder import find_encoder, longest_text
 from asi.errors import ConfigError
 from asi.pretrained import pretrained_embedding
 from asi.ranking import unit
+from asi.texts import words
 
 Pairs = NDArray[np.int64]  # (n, 2): rows of queries, rows of documents
 Floats = NDArray[np.float32]
@@ -131,10 +131,6 @@ class Tfidf:
         counts.data = (1 + np.log(counts.data)) * self.idf[counts.indices]
         norms = np.sqrt(np.asarray(counts.multiply(counts).sum(1)).ravel())
         return scipy.sparse.diags(1 / np.maximum(norms, 1e-12)) @ counts
-
-
-def words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.casefold())
 
 
 class CrossEncoderJudge:

@@ -13,9 +13,10 @@ import scipy.stats
 from numpy.typing import NDArray
 
 from asi.evaluation import DocidMap
-from asi.judges import Judge, words
+from asi.judges import Judge
 from asi.metrics import Buckets
 from asi.records import Docid, Document
+from asi.texts import words
 
 SIMILAR_PAIRS = 1000
 FEWEST_PAIRS = 10  # for a test

@@ -23,7 +23,7 @@ from asi.model import Adapter
 from asi.objective import feature_dropout
 from asi.records import Hit
 from asi.systems.lexical import LexicalRetriever
-from asi.systems.workplace import Built, Workplace, require_faiss, trained_parameters
+from asi.systems.workplace import Built, Workplace, parameters_of, require_faiss
 from asi.training import StagedObjective
 
 BATCH = 1024
@@ -216,7 +216,7 @@ def build_dense(workplace: Workplace, name: str, settings: DenseSettings) -> Bui
     )
     minutes = workplace.train(name, objective)
     retriever = DenseRetriever(workplace, model, settings)
-    return Built(retriever, trained_parameters(model), minutes, retriever.vectors.shape[1] * 4)
+    return Built(retriever, parameters_of(model), minutes, retriever.vectors.shape[1] * 4)
 
 
 def bm25_negatives(workplace: Workplace, sources: Sequence[Sequence[str]]) -> NDArray[np.int64]:

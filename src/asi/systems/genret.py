@@ -22,7 +22,7 @@ from asi.losses import in_batch_softmax
 from asi.model import Decoder
 from asi.systems.identifiers import Identifiers, cluster_centres
 from asi.systems.sequences import LEARNING_RATE, SequenceRetriever, Shape, sequence_loss
-from asi.systems.workplace import Built, Workplace, trained_parameters
+from asi.systems.workplace import Built, Workplace, parameters_of
 from asi.training import PlainObjective, part_of_run
 
 SOURCES = ("queries", "pseudo")
@@ -236,4 +236,4 @@ def build_genret(workplace: Workplace, name: str) -> Built:
     objective.number(np.append(workplace.known, new))  # known ones first: theirs are as they were
     identifiers = Identifiers(decoder.codes.cpu().numpy(), every, CODES, shared=False, ends=False)
     retriever = SequenceRetriever(workplace, decoder, identifiers, constrained=True)
-    return Built(retriever, trained_parameters(decoder), minutes, identifiers.bytes_each, retriever)
+    return Built(retriever, parameters_of(decoder), minutes, identifiers.bytes_each, retriever)

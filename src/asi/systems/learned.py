@@ -19,7 +19,7 @@ from asi.records import Docid, Hit
 from asi.run import Reporter, RunState, train
 from asi.search import Searcher
 from asi.systems.dense import DenseRetriever, DenseSettings, build_dense
-from asi.systems.workplace import Built, Workplace
+from asi.systems.workplace import Built, Workplace, parameters_of
 
 
 class SearcherDocids:
@@ -67,7 +67,7 @@ def build_asi(workplace: Workplace, name: str, overrides: Sequence[str]) -> Buil
 def open_asi(workplace: Workplace, folder: RunFolder) -> Built:
     index = Index.load(folder.path, str(workplace.device))
     model = index.loaded.model
-    trained = sum(trained_parameters_of(part) for part in (model.adapter, model.heads, model.decoder, model.matcher))
+    trained = parameters_of(model.adapter, model.heads, model.decoder, model.matcher)
     docids = SearcherDocids(index.searcher, workplace.keys)
     centres = len(np.unique(docids.of_documents, axis=0)) * model.encoder.shape.width * 4 / len(workplace.keys)
     each = model.config.m * 2 + row_shape(model).whole + centres
@@ -83,11 +83,6 @@ def minutes_of(folder: RunFolder) -> float:
         seconds += (record["step"] - done) * batch / record["pairs_per_second"]
         done = record["step"]
     return seconds / 60
-
-
-def trained_parameters_of(part: torch.nn.Module | None) -> int:
-    """Of a loaded model, in which nothing is marked as trained any more."""
-    return sum(parameter.numel() for parameter in part.parameters()) if part is not None else 0
 
 
 class BucketRetriever:

@@ -1,6 +1,5 @@
 """BM25: the baseline without training. Lucene's formula with k1 = 1.5 and b = 0.75, over plain lower-case words."""
 
-import re
 from collections.abc import Iterable, Sequence
 
 import bm25s
@@ -9,15 +8,7 @@ import numpy as np
 from asi.errors import DataError
 from asi.records import Document, Hit
 from asi.systems.workplace import Built, Workplace
-
-
-def words(text: str) -> list[str]:
-    """No stemming and no stop words, so that the baseline is the same in every language.
-
-    >>> words("The naïve user's 2nd query")
-    ['the', 'naïve', 'user', 's', '2nd', 'query']
-    """
-    return re.findall(r"\w+", text.lower())
+from asi.texts import words
 
 
 class LexicalRetriever:

@@ -18,17 +18,16 @@ from asi.model import Decoder, Encoded
 from asi.records import Hit
 from asi.systems.identifiers import END
 from asi.systems.sequences import (
-    BATCH,
-    CODES_AT_ONCE,
     SequenceObjective,
     Shape,
     UntilTheEnd,
+    batch_of,
     generation,
     sequence_loss,
 )
 from asi.systems.windows import LENGTH, View
 from asi.systems.words import WordCodes
-from asi.systems.workplace import Built, Workplace, trained_parameters
+from asi.systems.workplace import Built, Workplace, parameters_of
 from asi.training import Nothing
 
 Rows = NDArray[np.int64]
@@ -84,8 +83,7 @@ def ngram_objective(workplace: Workplace, decoder: Decoder, views: Sequence[View
     codes = np.split(words.of_piece[tokens.ids], tokens.offsets[1:-1])
     pairs = [np.stack([reading.rows(name), reading.sources[name].pairs[:, 1]], axis=1) for name in SOURCES]
     rows, windows = training_ngrams(codes, np.concatenate(pairs), views, workplace.seed)
-    batch = max(16, min(BATCH, CODES_AT_ONCE // (decoder.m * decoder.V)))
-    drawn = workplace.pairs(np.stack([rows, np.arange(len(rows))], axis=1), batch)
+    drawn = workplace.pairs(np.stack([rows, np.arange(len(rows))], axis=1), batch_of(decoder))
     return NgramObjective(
         decoder, workplace.encoder, reading.features, torch.from_numpy(windows), [(1.0, drawn)], ends=True, words=words
     )
@@ -220,4 +218,4 @@ def build_ngrams(workplace: Workplace, name: str, kinds: Sequence[str]) -> Built
     minutes = workplace.train(name, ngram_objective(workplace, decoder, views, words))
     each = sum(view.windows.shape[0] * (8 + 4) for view in views) / len(documents)  # a place in the text, a document
     retriever = NgramRetriever(workplace, decoder, views, markers, words)
-    return Built(retriever, trained_parameters(decoder), minutes, each)
+    return Built(retriever, parameters_of(decoder), minutes, each)

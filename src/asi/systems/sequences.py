@@ -22,7 +22,7 @@ from asi.model import Asi, Decoder, Encoded, Generation, reordered
 from asi.records import Docid, Hit
 from asi.systems.identifiers import END, Identifiers
 from asi.systems.words import WordCodes
-from asi.systems.workplace import Built, Source, Workplace, trained_parameters
+from asi.systems.workplace import Built, Source, Workplace, parameters_of
 from asi.training import Nothing, StagedObjective
 
 BATCH = 256
@@ -157,6 +157,10 @@ class SequenceObjective(StagedObjective):
         return {"generation": sequence_loss(self.model(text, codes, prior), codes, ends=self.ends).sum()}
 
 
+def batch_of(decoder: Decoder) -> int:
+    return max(16, min(BATCH, CODES_AT_ONCE // (decoder.m * decoder.V)))
+
+
 def sequence_loss(log_probs: Tensor, codes: Tensor, *, ends: bool) -> Tensor:
     """Negative log-likelihood (B,) of codes (B, L); behind the first END nothing counts."""
     losses = -log_probs.gather(2, codes[:, :, None])[:, :, 0]
@@ -249,7 +253,6 @@ def build_sequences(workplace: Workplace, name: str, settings: SequenceSettings)
         words.start(decoder, workplace.encoder.encoder.words.weight)
     if settings.starts_from_vectors:
         start_from_vectors(decoder, workplace, identifiers)
-    batch = max(16, min(BATCH, CODES_AT_ONCE // (L * V)))
     reading = workplace.reading(list(dict.fromkeys(name for stage in settings.stages for name in stage.sources)))
     codes = torch.from_numpy(identifiers.codes)
     first_row = np.full(len(workplace.keys), -1, dtype=np.int64)
@@ -261,7 +264,7 @@ def build_sequences(workplace: Workplace, name: str, settings: SequenceSettings)
             source = reading.sources[read]
             targets = settings.pick(workplace, identifiers, source) if settings.pick else first_row[source.pairs[:, 1]]
             parts.append(np.stack([reading.rows(read), targets], axis=1))
-        stages.append((stage.until, workplace.pairs(np.concatenate(parts), batch)))
+        stages.append((stage.until, workplace.pairs(np.concatenate(parts), batch_of(decoder))))
     objective = SequenceObjective(
         decoder, workplace.encoder, reading.features, codes, stages, ends=identifiers.ends, words=words
     )
@@ -272,7 +275,7 @@ def build_sequences(workplace: Workplace, name: str, settings: SequenceSettings)
     unused = decoder.embeddings.numel() if L == 1 else 0  # nothing is written after the one code
     grows = decoder.outputs.numel() * 4 if L == 1 else 0  # an atomic docid is a row of the output table
     each = (identifiers.bytes_each * len(identifiers.documents) + grows) / len(workplace.keys)
-    return Built(retriever, trained_parameters(decoder) - unused, minutes, each, retriever)
+    return Built(retriever, parameters_of(decoder) - unused, minutes, each, retriever)
 
 
 def start_from_vectors(decoder: Decoder, workplace: Workplace, identifiers: Identifiers) -> None:

@@ -15,10 +15,11 @@ from asi.systems.dense import DenseSettings, build_dense
 from asi.systems.genret import build_genret
 from asi.systems.identifiers import Identifiers, sentences_of
 from asi.systems.learned import build_asi, build_simcse_docid
-from asi.systems.lexical import build_bm25, words
+from asi.systems.lexical import build_bm25
 from asi.systems.ngrams import build_ngrams
 from asi.systems.sequences import SequenceSettings, Stage, build_sequences
 from asi.systems.workplace import Built, Source, Workplace
+from asi.texts import words
 
 SAME_ENCODER = "the comparison's encoder, frozen"
 A_WRITER = "a small decoder that starts from the encoder's word vectors and can copy"

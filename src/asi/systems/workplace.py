@@ -1,9 +1,9 @@
 """What all systems of a comparison share: data, the frozen encoder and what it makes of texts, minutes, a folder."""
 
 import hashlib
-import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +29,7 @@ from asi.model import Asi, Encoded
 from asi.pretrained import load_pretrained
 from asi.records import Docid, Retriever
 from asi.run import Reporter
+from asi.texts import words
 from asi.training import Objective, StepReport, Trainer, fit, planned_steps
 
 PSEUDO_QUERIES = 5  # of a document
@@ -36,7 +37,6 @@ GENERATOR_STEPS = 600
 SPANS = 2  # of a document: random parts of its text
 SPAN_WORDS = 16
 TERMS = 8
-WORD = re.compile(r"\w+")
 
 
 class Docids(Protocol):
@@ -265,8 +265,8 @@ def joined(parts: Sequence[Features]) -> Features:
     return Features(tokens, np.concatenate(pooled), np.concatenate(states))
 
 
-def trained_parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+def parameters_of(*parts: nn.Module | None) -> int:
+    return sum(parameter.numel() for part in parts if part is not None for parameter in part.parameters())
 
 
 def random_spans(texts: Sequence[str], seed: int) -> list[list[str]]:
@@ -282,15 +282,12 @@ def random_spans(texts: Sequence[str], seed: int) -> list[list[str]]:
 
 def rarest_terms(texts: Sequence[str]) -> list[str]:
     """The terms of each text that weigh most in TF-IDF, heaviest first."""
-    counted = [np.unique(WORD.findall(text.lower()), return_counts=True) for text in texts]
-    numbers: dict[str, int] = {}
-    for words, _ in counted:
-        for word in words.tolist():
-            numbers[word] = numbers.get(word, 0) + 1
+    counted = [np.unique(words(text), return_counts=True) for text in texts]
+    frequency = Counter(term for terms, _ in counted for term in terms.tolist())
     found = []
-    for words, counts in counted:
-        weights = counts * np.log(len(texts) / np.array([numbers[word] for word in words.tolist()] or [1]))
-        found.append(" ".join(words[np.argsort(-weights, kind="stable")[:TERMS]].tolist()))
+    for terms, counts in counted:
+        weights = counts * np.log(len(texts) / np.array([frequency[term] for term in terms.tolist()] or [1]))
+        found.append(" ".join(terms[np.argsort(-weights, kind="stable")[:TERMS]].tolist()))
     return found
 
 
