@@ -193,6 +193,9 @@ def test_the_preset_of_docids_alone_finds_and_keeps_no_vectors(beir, encoder_fol
         assert refused.returncode == 1
         assert message in refused.stderr
     assert "ok" in asi("doctor", run).stdout
+    asi("report", run, beir, "--out", tmp_path / "report", "--judge", "tfidf")
+    tables = json.loads((tmp_path / "report" / "report.json").read_text())["measures"]
+    assert list(tables) == ["asi-one-pass-docids"]
 
 
 def test_the_demo_deletes_no_run_of_its_users(run_folder):

@@ -27,6 +27,11 @@ NAME_OF_MODE = {"constrained": "asi", "beam": "asi-beam", "one-pass": "asi-one-p
 Reports = dict[str, dict[str, Report]]  # by system, then by split
 
 
+def possible_ways(opened: Index) -> dict[str, dict[str, Any]]:
+    """Those that the run has what it takes for: not all have a decoder and vectors."""
+    return {name: way for name, way in WAYS.items() if opened.configured(**way).lacks() is None}
+
+
 def evaluate_ways(
     opened: Index,
     dataset: Dataset,

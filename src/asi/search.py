@@ -79,18 +79,21 @@ class Searcher:
         self.ranked, self.tokens = slice(0, shape.ranked), slice(shape.ranked, shape.whole)  # of a row in the store
 
     def current_view(self) -> View:
-        self.refuse_what_is_missing()
+        if (lack := self.lacks()) is not None:
+            raise ConfigError(lack)
         snapshot = self.store.snapshot()
         if self.view is None or self.view.snapshot is not snapshot:
             tree = PrefixTree(snapshot.codes, self.model.config.V)
             self.view = View(snapshot, tree, self.bucket_centres(snapshot))
         return self.view
 
-    def refuse_what_is_missing(self) -> None:
+    def lacks(self) -> str | None:
+        """What this way to search needs and the run has not."""
         if not self.has_decoder and self.config.mode != "one-pass":
-            raise ConfigError("this model was trained without a decoder (loss.generation = 0): use --mode one-pass")
+            return "this model was trained without a decoder (loss.generation = 0): use --mode one-pass"
         if not self.store.meta.width and self.config.ranking != "docid":
-            raise ConfigError("this index has no vectors (index.vectors = false): use --ranking docid")
+            return "this index has no vectors (index.vectors = false): use --ranking docid"
+        return None
 
     def bucket_centres(self, snapshot: Snapshot) -> tuple[Tensor, Tensor] | None:
         """Needed where the list of docids is filled up and vectors may be used."""
