@@ -128,7 +128,7 @@ def new_section(opened: Index, dataset: Dataset, splits: Sequence[str], docid_ma
         "New documents",
         [
             "Queries grouped by their document. Existing: it has training queries. NewContent: it has none, but shares "
-            "f"its docid with one that has. NewSemantic: its docid is new too. Search: {NAMES[way]}."
+            f"its docid with one that has. NewSemantic: its docid is new too. Search: {NAMES[way]}."
         ],
         [
             Table(
