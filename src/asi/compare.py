@@ -19,7 +19,7 @@ from asi.trec import write_trec_run
 WAYS: dict[str, dict[str, Any]] = {
     "asi": {"mode": "constrained"},
     "asi-beam": {"mode": "beam"},
-    "asi-one-pass": {"mode": "one-pass", "candidates": 100},
+    "asi-one-pass": {"mode": "one-pass", "ranking": "vector", "candidates": 100},
     "asi-one-pass-docids": {"mode": "one-pass", "ranking": "docid"},
 }
 NAME_OF_MODE = {"constrained": "asi", "beam": "asi-beam", "one-pass": "asi-one-pass"}
