@@ -173,31 +173,6 @@ def test_the_papers_preset_trains_and_answers(beir, encoder_folder, tmp_path):
     assert measured.returncode == 0, measured.stderr
 
 
-def test_the_preset_of_docids_alone_finds_and_keeps_no_vectors(beir, encoder_folder, tmp_path):
-    overrides = [f"model.encoder={encoder_folder}", "model.max_length=16", "train.batch=32", "train.lr=3e-3"]
-    settings = [word for setting in overrides for word in ("--set", setting)]
-    run = tmp_path / "run"
-    asi("train", beir, "--preset", "docids", "--out", run, "--steps", 150, *settings)
-    assert (run / "store" / "vectors.i8").stat().st_size == 0
-    new = tmp_path / "new.jsonl"
-    new.write_text(json.dumps({"key": "new", "document": "a horse that is white stands in the south"}) + "\n")
-    asi("add", run, new)
-    for words, key in (("house red", "red/house"), ("a horse that is white stands in the south", "new")):
-        found = json.loads(asi("search", run, words, "--json").stdout)
-        assert found["hits"][0]["key"] == key
-    for option, message in (
-        (("--mode", "constrained"), "--mode one-pass"),
-        (("--ranking", "vector"), "--ranking docid"),
-    ):
-        refused = asi("search", run, "red house", *option, check=False)
-        assert refused.returncode == 1
-        assert message in refused.stderr
-    assert "ok" in asi("doctor", run).stdout
-    asi("report", run, beir, "--out", tmp_path / "report", "--judge", "tfidf")
-    tables = json.loads((tmp_path / "report" / "report.json").read_text())["measures"]
-    assert list(tables) == ["asi-one-pass-docids"]
-
-
 def test_the_demo_deletes_no_run_of_its_users(run_folder):
     refused = asi("demo", "--out", run_folder, check=False)
     assert refused.returncode == 1

@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+from asi.analysis.report import build_report
 from asi.checkpoint import load_model
-from asi.config import SearchConfig
+from asi.config import SearchConfig, preset, with_overrides
+from asi.datasets import open_dataset
 from asi.errors import ConfigError
-from asi.index import Index
+from asi.index import Index, examine
+from asi.judges import TfidfJudge
 from asi.ranking import unpack
 from asi.records import Document
+from asi.run import train
 from asi.search import Candidates, Docids, Searcher, best_of_each_query, candidates_of, one_pass
 from asi.store import Store
 
@@ -180,3 +184,22 @@ def test_a_bucket_is_a_candidate_whole_or_not_at_all():
     assert sizes(limit=8, least=12) == [[0, 1, 2, 3], [2, 3]]  # so many documents must be there
     assert sizes(limit=8, least=3, bucket_cap=1) == [[0, 1, 2], [1, 2, 3]]  # of which one in each bucket is shown
     assert sizes(limit=100, least=1) == [[0, 1, 2, 3]] * 2
+
+
+def test_docids_alone_find_and_keep_no_vectors(beir, encoder_folder, tmp_path):
+    settings = [f"model.encoder={encoder_folder}", "model.max_length=16", "train.steps=150", "train.batch=32"]
+    config = with_overrides(preset("docids"), [*settings, "train.lr=3e-3"])
+    dataset = open_dataset(str(beir))
+    train(dataset, tmp_path, config)
+    with Index.load(tmp_path) as index:
+        index.add([Document("new", "a horse that is white stands in the south")])
+        assert (tmp_path / "store" / "vectors.i8").stat().st_size == 0
+        hits = index.search(["house red", "a horse that is white stands in the south"], k=1)
+        assert [found[0].key for found in hits] == ["red/house", "new"]
+        with pytest.raises(ConfigError, match=r"trained without a decoder .* use --mode one-pass"):
+            index.search(["red house"], mode="constrained")
+        with pytest.raises(ConfigError, match=r"has no vectors .* use --ranking docid"):
+            index.search(["red house"], ranking="vector")
+        page = build_report(index, dataset, ["test"], TfidfJudge())
+        assert list(page.data["measures"]) == ["asi-one-pass-docids"]
+    assert not any(problems for _, problems in examine(tmp_path))
