@@ -45,6 +45,9 @@ def test_overrides_apply_in_order_and_keep_types():
 
 
 def test_a_new_length_replaces_the_old_one():
+    together = with_overrides(Config(), ["index.vectors=false", "search.ranking=docid"])
+    assert together == with_overrides(Config(), ["search.ranking=docid", "index.vectors=false"])
+    assert with_overrides(Config(), ["train.steps=10", "train.minutes=5"]).train.minutes == 5
     config = with_overrides(Config(train=TrainConfig(minutes=5)), ["train.steps=10"])
     assert (config.train.steps, config.train.minutes) == (10, None)
 

@@ -3,8 +3,10 @@ import pytest
 import torch
 
 from asi import losses
+from asi.config import ModelConfig
 from asi.encoder import TokenisedTexts
 from asi.matching import BYTE, kept_tokens, match, rarity_of
+from asi.model import TokenMatcher
 
 TEXTS = [[1, 5, 6, 2], [1, 5, 5, 7, 8, 2], [1, 2]]  # 1 and 2 begin and end every text
 
@@ -46,3 +48,11 @@ def test_match_equals_brute_force():
     stored = (documents * BYTE).round().to(torch.int8).flatten(1).numpy()
     assert match(queries[0], stored, kept=6) == pytest.approx(expected[0], abs=0.05)
     assert match(queries[0], stored[:0], kept=6).shape == (0,)  # a beam that found no docid has no candidates
+
+
+def test_a_tiny_corpus_has_fewer_directions_than_the_matcher_has_numbers():
+    matcher = TokenMatcher(8, 20, ModelConfig(token_width=6))
+    before = matcher.projection.weight.detach().clone()
+    matcher.set_directions(torch.eye(8)[:4])
+    assert torch.equal(matcher.projection.weight[:4], torch.eye(8)[:4])
+    assert torch.equal(matcher.projection.weight[4:], before[4:])

@@ -10,8 +10,8 @@ from asi.analysis.report import build_report
 from asi.checkpoint import load_model
 from asi.config import SearchConfig, preset, with_overrides
 from asi.datasets import open_dataset
-from asi.errors import ConfigError
-from asi.index import Index, examine
+from asi.errors import ConfigError, StoreError
+from asi.index import Index, examine, rebuild
 from asi.judges import TfidfJudge
 from asi.ranking import unpack
 from asi.records import Document
@@ -163,6 +163,24 @@ def test_an_empty_store_answers_nothing(run_folder, tmp_path):
     with Store.create(tmp_path / "s", m=3, V=16, width=40, fingerprint=loaded.fingerprint) as store:
         for mode in ("beam", "constrained", "one-pass"):
             assert Searcher(loaded, store, SearchConfig(mode=mode)).search(["red"], 5) == [[]]
+
+
+def test_an_open_index_follows_the_store_that_replaces_its_own(run_folder, beir, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(run_folder, folder)
+    documents = tmp_path / "documents.jsonl"
+    documents.write_text('{"key": "only", "document": "a blue lamp"}\n')
+    with Index.load(folder) as index:
+        assert len(index) == 48
+        with Store.open(folder / "store", writable=True), pytest.raises(StoreError, match="wait for it or pass --wait"):
+            rebuild(folder, open_dataset(str(documents)))  # what the other adds would be lost
+        assert rebuild(folder, open_dataset(str(documents))) == 1
+        assert [hit.key for hit in index.search(["red house"])[0]] == ["only"]
+        index.add([Document("red/house", "red house")])
+        assert index.search(["house red"])[0][0].key == "red/house"
+        index.delete(["only", "red/house"])
+        assert index.search(["red house"]) == [[]]
+        assert index.searcher.docids(index.searcher.encode(["red house"]), 10) == [[]]
 
 
 def test_no_queries_and_bad_k(index):

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from asi.batches import TrainingPairs, contents, training_texts
+from asi.batches import DOCUMENT, QUERY, TrainingPairs, contents, training_texts
 from asi.config import to_toml
 from asi.datasets import open_dataset
 from asi.distributed import Processes
@@ -274,10 +274,13 @@ def test_a_run_in_minutes_fixes_its_steps_and_keeps_them(tmp_path, beir, toy_con
 def test_feature_dropout_is_even_and_depends_on_row_and_step_alone():
     vectors = torch.ones(2000, 64)
     rows = np.arange(2000)
-    dropped = feature_dropout(vectors, rows, 5, 0.2)
+    dropped = feature_dropout(vectors, rows, QUERY, 5, 0.2)
     assert float((dropped == 0).float().mean()) == pytest.approx(0.2, abs=0.01)
     assert (dropped == 0).float().mean(0).sub(0.2).abs().max() < 0.05
     assert (dropped == 0).float().mean(1).sub(0.2).abs().max() < 0.25
     assert float(dropped.max()) == pytest.approx(1.25)
-    assert torch.equal(feature_dropout(vectors[7:9], rows[7:9], 5, 0.2), dropped[7:9])
-    assert not torch.equal(feature_dropout(vectors, rows, 6, 0.2), dropped)
+    assert torch.equal(feature_dropout(vectors[7:9], rows[7:9], QUERY, 5, 0.2), dropped[7:9])
+    for kind, step in ((QUERY, 6), (DOCUMENT, 5), (DOCUMENT, 4)):  # nothing tells which query and document are a pair
+        other = feature_dropout(vectors, rows, kind, step, 0.2)
+        both = ((other == 0) & (dropped == 0)).float().mean()
+        assert float(both) == pytest.approx(0.04, abs=0.01)

@@ -3,6 +3,7 @@
 A batch depends on the seed and the step's number alone, so that a resumed run needs no saved position.
 """
 
+import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,11 +20,21 @@ from asi.records import Document
 Rows = NDArray[np.int64]
 
 
+QUERY, DOCUMENT = 0, 1  # kinds of texts
+
+
+class TooFewPairs(DataError):
+    """There are documents, but nothing to train on."""
+
+
 class Batch(NamedTuple):
     queries: Rows  # (B,)
     documents: Rows  # (B,)
     step: int
     first: int = 0  # place of its first pair in the whole batch
+
+    def rows(self, kind: int) -> Rows:
+        return (self.queries, self.documents)[kind]
 
     def part(self, rows: slice) -> "Batch":
         return Batch(self.queries[rows], self.documents[rows], self.step, self.first + rows.start)
@@ -67,15 +78,25 @@ class TrainingTexts(NamedTuple):
     queries: list[str]
     pairs: NDArray[np.int64]  # (n, 2): query row, document row
 
+    def fingerprint(self) -> str:
+        """Changes with the documents, the queries and what belongs together."""
+        digest = hashlib.sha256()
+        for document in self.documents:
+            digest.update(f"{document.key}\0{document.title}\0{document.text}\0".encode())
+        for query in self.queries:
+            digest.update(f"{query}\0".encode())
+        digest.update(self.pairs.tobytes())
+        return digest.hexdigest()[:32]
+
 
 def training_texts(dataset: Dataset, split: str = "train") -> TrainingTexts:
     documents = list(dataset.documents())
     queries, qrels = dataset.judged(split)
     rows = {document.key: row for row, document in enumerate(documents)}
     query_rows = {query.key: row for row, query in enumerate(queries)}
-    pairs = np.array([(query_rows[qrel.query], rows[qrel.document]) for qrel in qrels], dtype=np.int64)
+    pairs = np.array([(query_rows[qrel.query], rows[qrel.document]) for qrel in qrels], dtype=np.int64).reshape(-1, 2)
     if len(np.unique(pairs[:, 1])) < 2:
-        raise DataError(f"{dataset.name} has training pairs for fewer than two documents; nothing can be contrasted")
+        raise TooFewPairs(f"{dataset.name} has training pairs for fewer than two documents; nothing can be contrasted")
     return TrainingTexts(documents, [query.text for query in queries], pairs)
 
 

@@ -149,7 +149,7 @@ def latest_checkpoint(folder: RunFolder) -> Checkpoint | None:
             read_manifest(path)
         except CheckpointError:
             continue
-        saved = torch.load(path / "optimizer.pt", weights_only=True)
+        saved = torch.load(path / "optimizer.pt", weights_only=True, map_location="cpu")
         return Checkpoint(step, load_file(path / "weights.safetensors"), saved["optimizer"], saved["random"])
     return None
 

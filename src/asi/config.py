@@ -91,6 +91,9 @@ class LossConfig:
             require(getattr(self, name) < 1, f"loss.{name} must be less than 1, got {getattr(self, name)}")
 
 
+LENGTHS = ("steps", "epochs", "minutes")  # of a run: one of them
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     steps: int | None = None  # the length of the run: give one of steps, epochs, minutes
@@ -116,7 +119,7 @@ class TrainConfig:
     health_every: int = 100  # steps between looks at the docids of (a sample of) the corpus
 
     def __post_init__(self) -> None:
-        given = [name for name in ("steps", "epochs", "minutes") if getattr(self, name) is not None]
+        given = [name for name in LENGTHS if getattr(self, name) is not None]
         require(len(given) <= 1, f"give one of train.steps, train.epochs and train.minutes, got {' and '.join(given)}")
         for name in given:
             length = getattr(self, name)
@@ -291,9 +294,8 @@ def with_settings(section: Any, name: str, settings: Mapping[str, Any]) -> Any:
     if unknown := sorted(settings.keys() - hints.keys()):
         raise ConfigError(f"[{name}] has no setting {', '.join(unknown)}; its settings are {', '.join(hints)}")
     checked = {key: as_type(value, hints[key], f"{name}.{key}") for key, value in settings.items()}
-    lengths = {"steps", "epochs", "minutes"} & checked.keys()
-    if name == "train" and lengths:  # a new length replaces the one that the base has
-        section = replace(section, steps=None, epochs=None, minutes=None)
+    if name == "train" and checked.keys() & set(LENGTHS):  # a new length replaces the one that the base has
+        section = replace(section, **dict.fromkeys(LENGTHS))
     return replace(section, **checked)
 
 
@@ -309,12 +311,16 @@ def as_type(value: Any, hint: Any, name: str) -> Any:
 
 def with_overrides(config: Config, overrides: Iterable[str]) -> Config:
     """Apply `section.name=value` texts, values in TOML notation (a bare word is a string)."""
+    changes: dict[str, dict[str, Any]] = {}  # applied together: one alone may contradict what another changes too
     for text in overrides:
         path, equals, value = text.partition("=")
         section, dot, name = path.strip().partition(".")
         require(bool(equals and dot), f"--set takes section.name=value, got {text!r}")
-        config = from_dict({section: {name: parse_value(value.strip())}}, config)
-    return config
+        own = changes.setdefault(section, {})
+        for other in LENGTHS if (section, name in LENGTHS) == ("train", True) else ():
+            own.pop(other, None)  # a later length replaces an earlier one
+        own[name] = parse_value(value.strip())
+    return from_dict(changes, config)
 
 
 def parse_value(text: str) -> Any:

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from asi.errors import ConfigError
+
 
 class Processes:
     """This process's place among the processes of a run."""
@@ -78,7 +80,10 @@ def joined_processes(device: torch.device) -> Iterator[Processes]:
 def choose_device(name: str | None) -> torch.device:
     """The named device, or the best that is here; under torchrun each process has its own GPU."""
     if name:
-        return torch.device(name)
+        try:
+            return torch.empty(0, device=name).device
+        except (RuntimeError, AssertionError) as error:  # what torch raises for an unknown or a missing one
+            raise ConfigError(f"there is no device {name!r} here: {str(error).splitlines()[0]}") from None
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")

@@ -291,6 +291,9 @@ class TokenisedTexts:
         return groups
 
 
+TEXTS_AT_ONCE = 8192  # what the tokeniser returns is many times the size of the numbers in it
+
+
 class TextTokeniser:
     """Texts to token ids, cut to `max_length`."""
 
@@ -301,11 +304,12 @@ class TextTokeniser:
         self.pad = pad
 
     def __call__(self, texts: Sequence[str]) -> TokenisedTexts:
-        encoded = [encoding.ids for encoding in self.tokeniser.encode_batch_fast(list(texts))]
-        offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
-        np.cumsum([len(ids) for ids in encoded], out=offsets[1:])
-        flat = np.fromiter((i for ids in encoded for i in ids), dtype=np.int32, count=int(offsets[-1]))
-        return TokenisedTexts(flat, offsets, self.pad)
+        parts, lengths = [np.empty(0, np.int32)], [0]
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            encoded = self.tokeniser.encode_batch_fast(list(texts[start : start + TEXTS_AT_ONCE]))
+            lengths += [len(encoding) for encoding in encoded]
+            parts.append(np.array([i for encoding in encoded for i in encoding.ids], dtype=np.int32))
+        return TokenisedTexts(np.concatenate(parts), np.cumsum(lengths, dtype=np.int64), self.pad)
 
     @cached_property
     def starts(self) -> int:

@@ -51,7 +51,8 @@ def compute_features(
         return read_cache(more, tokens, frozen, keep_states)  # it has what is wanted, and states besides
     width = model.encoder.shape.width
     pooled = np.empty((len(tokens), width), dtype=np.float32) if frozen else None
-    states = np.empty((len(tokens.ids), width), dtype=np.float16) if keep_states else None
+    beside = begin_cache(place) if place is not None else None
+    states = new_states(beside, (len(tokens.ids), width)) if keep_states else None
     done = 0
     for rows in tokens.batches(TOKENS_PER_BATCH):
         ids, mask = (part.to(model.device) for part in tokens.padded(rows))
@@ -65,10 +66,14 @@ def compute_features(
         done += len(rows)
         if progress is not None:
             progress(done, len(tokens))
-    features = Features(tokens, pooled, states)
-    if place is not None:
-        write_cache(place, features)
-    return features
+    if place is None or beside is None:
+        return Features(tokens, pooled, states)
+    if pooled is not None:
+        np.save(beside / "pooled.npy", pooled)
+    if isinstance(states, np.memmap):
+        states.flush()
+    finish_cache(beside, place)
+    return read_cache(place, tokens, frozen, keep_states)
 
 
 def encode(model: Asi, features: Features, rows: NDArray[np.int64], *, states: bool = True) -> Encoded:
@@ -130,12 +135,21 @@ def read_cache(place: Path, tokens: TokenisedTexts, pooled: bool, states: bool) 
     )
 
 
-def write_cache(place: Path, features: Features) -> None:
+def new_states(beside: Path | None, shape: tuple[int, int]) -> NDArray[np.float16]:
+    """Room for the token states: in a file if there is a cache, because memory may not hold those of a large corpus."""
+    if beside is None:
+        return np.empty(shape, dtype=np.float16)
+    return np.lib.format.open_memmap(beside / "states.npy", mode="w+", dtype=np.float16, shape=shape)
+
+
+def begin_cache(place: Path) -> Path:
     beside = place.with_name(f".{place.name}.{os.getpid()}")
-    beside.mkdir(parents=True, exist_ok=True)
-    for name in ("pooled", "states"):
-        if (array := getattr(features, name)) is not None:
-            np.save(beside / f"{name}.npy", array)
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    return beside
+
+
+def finish_cache(beside: Path, place: Path) -> None:
     if place.exists():  # another process was faster: the same content
         shutil.rmtree(beside)
     else:

@@ -6,16 +6,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
-from asi.batches import contents, training_texts
+import numpy as np
+
+from asi.batches import TooFewPairs, contents, training_texts
 from asi.checkpoint import RunFolder, damaged_files, load_model, read_manifest
 from asi.config import SearchConfig
 from asi.datasets import Dataset
 from asi.distributed import choose_device
-from asi.errors import AsiError, DataError, StoreError
+from asi.errors import AsiError, StoreError
 from asi.evaluation import DocidMap, Run, evaluate_searchers
 from asi.features import compute_features
 from asi.indexing import DOCUMENTS_PER_BATCH, Added, CorpusFeatures, add_documents, assign_texts, build_store
-from asi.metrics import DocidHealth, Report
+from asi.metrics import DocidHealth, Report, docid_health
 from asi.records import Docid, Document, Hit
 from asi.search import Searcher
 from asi.store import Store, StoredDocument
@@ -29,9 +31,19 @@ class Index:
     def __init__(self, folder: RunFolder, device: str | None = None) -> None:
         self.folder = folder
         self.loaded = load_model(folder.model, choose_device(device))
-        self.store = Store.open(folder.store, fingerprint=self.loaded.fingerprint)
+        self.replaced: list[Store] = []  # others may be reading them still
+        self.open_store()
+
+    def open_store(self) -> None:
+        self.store = Store.open(self.folder.store, fingerprint=self.loaded.fingerprint)
         self.searcher = Searcher(self.loaded, self.store)
         self.searchers = {self.searcher.config: self.searcher}
+
+    def follow(self) -> None:
+        """Turn to the store that has taken the place of ours, if one has: `asi index` was run meanwhile."""
+        if self.store.is_replaced():
+            self.replaced.append(self.store)
+            self.open_store()
 
     @classmethod
     def load(cls, path: str | Path, device: str | None = None) -> Self:
@@ -41,7 +53,8 @@ class Index:
         return cls(folder, device)
 
     def close(self) -> None:
-        self.store.close()
+        for store in (*self.replaced, self.store):
+            store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -50,6 +63,7 @@ class Index:
         self.close()
 
     def __len__(self) -> int:
+        self.follow()
         return len(self.store)
 
     def add(
@@ -73,14 +87,14 @@ class Index:
 
     def configured(self, **settings: Any) -> Searcher:
         """A searcher with other search settings: mode, beams, candidates, ranking, docid_weight, bucket_cap."""
+        self.follow()
         config: SearchConfig = replace(self.searcher.config, **{k: v for k, v in settings.items() if v is not None})
         if config not in self.searchers:  # kept, because each has its own view of the store
             self.searchers[config] = Searcher(self.loaded, self.store, config)
         return self.searchers[config]
 
     def search(self, queries: Sequence[str], k: int = 10, **settings: Any) -> list[list[Hit]]:
-        searcher = self.configured(**settings) if settings else self.searcher
-        return searcher.search(queries, k)
+        return self.configured(**settings).search(queries, k)
 
     def evaluate(self, dataset: Dataset, split: str, **settings: Any) -> tuple[Report, Run]:
         """The measures and the answers for a split."""
@@ -89,34 +103,40 @@ class Index:
         return reports["asi"], runs["asi"]
 
     def lookup(self, key: str) -> StoredDocument:
+        self.follow()
         if (found := self.store.lookup(key)) is None:
             raise StoreError(f"no document has the key {key!r}")
         return found
 
     def bucket(self, docid: Docid) -> list[Document]:
+        self.follow()
         numbers = self.store.snapshot().bucket(docid)
         return [document for document in self.store.documents(numbers.tolist()) if document is not None]
 
     def health(self) -> DocidHealth:
-        return DocidMap(self.searcher).health
+        self.follow()
+        snapshot = self.store.snapshot()
+        return docid_health(np.repeat(snapshot.codes, np.diff(snapshot.offsets), axis=0).astype(np.int64))
 
 
-def rebuild(path: Path, dataset: Dataset, *, device: str | None = None, added: Added | None = None) -> int:
+def rebuild(
+    path: Path, dataset: Dataset, *, device: str | None = None, added: Added | None = None, wait: float = 0.0
+) -> int:
     """Replace a run's store by one of this data set's documents, ranked by its training queries too if it has any."""
     folder = RunFolder(path)
     loaded = load_model(folder.model, choose_device(device))
     if "train" not in dataset.splits or not loaded.config.index.known_queries:
-        return build_store(folder, loaded, dataset.documents(), added=added)
+        return build_store(folder, loaded, dataset.documents(), added=added, wait=wait)
     try:
         texts = training_texts(dataset)
-    except DataError:  # too few pairs to train on, but documents all the same
-        return build_store(folder, loaded, dataset.documents(), added=added)
+    except TooFewPairs:
+        return build_store(folder, loaded, dataset.documents(), added=added, wait=wait)
     documents, queries = (
         compute_features(loaded.model, loaded.tokenise(part), keep_states=keep and loaded.model.encoder.is_frozen)
         for part, keep in ((contents(texts.documents), loaded.model.matcher is not None), (texts.queries, False))
     )
     corpus = CorpusFeatures(documents, queries, texts.pairs)
-    return build_store(folder, loaded, texts.documents, corpus, added)
+    return build_store(folder, loaded, texts.documents, corpus, added, wait)
 
 
 def delete_documents(folder: RunFolder, keys: Sequence[str], *, wait: float = 0) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from asi.checkpoint import LoadedModel, RunFolder
 from asi.encoder import TokenisedTexts
-from asi.features import Features, docids_of, encode
+from asi.features import TOKENS_PER_BATCH, Features, docids_of, encode
 from asi.folders import folder_beside, put_in_place
 from asi.matching import document_tokens, to_bytes
 from asi.model import Asi
@@ -23,10 +23,9 @@ from asi.ranking import (
     pack,
 )
 from asi.records import Document
-from asi.store import Store
+from asi.store import Store, only_writer
 
 DOCUMENTS_PER_BATCH = 1024
-TOKENS_PER_BATCH = 4096
 
 Added = Callable[[Sequence[Document]], None]  # called when the documents are durable
 
@@ -110,11 +109,24 @@ def build_store(
     documents: Iterable[Document],
     corpus: CorpusFeatures | None = None,
     added: Added | None = None,
+    wait: float = 0.0,
 ) -> int:
     """Build the store of a run anew, beside the old one, and put it in its place when it is complete.
 
     With `corpus`, which has the same documents in the same order, these are ranked by their training queries too.
+    Nobody else can write meanwhile: what was added to the old store would be lost.
     """
+    with only_writer(folder.store, wait):
+        return build_beside(folder, loaded, documents, corpus, added)
+
+
+def build_beside(
+    folder: RunFolder,
+    loaded: LoadedModel,
+    documents: Iterable[Document],
+    corpus: CorpusFeatures | None,
+    added: Added | None,
+) -> int:
     beside = folder_beside(folder.store)
     config = loaded.model.config
     width = row_shape(loaded.model).whole if loaded.config.index.vectors else 0

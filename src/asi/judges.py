@@ -84,9 +84,10 @@ class EmbeddingJudge:
         self.embed = embed
 
     def scores(self, queries: Sequence[str], documents: Sequence[str], pairs: Pairs) -> Floats:
+        asked, query_rows = np.unique(pairs[:, 0], return_inverse=True)
         used, rows = np.unique(pairs[:, 1], return_inverse=True)
-        q, d = unit(self.embed(queries)), unit(self.embed([documents[row] for row in used]))
-        pairs = np.stack([pairs[:, 0], rows], axis=1)
+        q, d = unit(self.embed([queries[row] for row in asked])), unit(self.embed([documents[row] for row in used]))
+        pairs = np.stack([query_rows, rows], axis=1)
         found = np.empty(len(pairs), dtype=np.float32)
         for start in range(0, len(pairs), PAIRS_AT_ONCE):
             part = pairs[start : start + PAIRS_AT_ONCE]
@@ -100,9 +101,15 @@ class TfidfJudge:
     name = "TF-IDF cosine"
     documents_per_query = MANY_DOCUMENTS
 
+    def __init__(self) -> None:
+        self.kept: tuple[Sequence[str], Tfidf, Any] | None = None  # of the last corpus, with its vectors
+
     def scores(self, queries: Sequence[str], documents: Sequence[str], pairs: Pairs) -> Floats:
-        vectoriser = Tfidf(documents)
-        q, d = vectoriser.vectors(queries), vectoriser.vectors(documents)
+        if self.kept is None or self.kept[0] != documents:
+            vectoriser = Tfidf(documents)
+            self.kept = documents, vectoriser, vectoriser.vectors(documents)
+        _, vectoriser, d = self.kept
+        q = vectoriser.vectors(queries)
         found = np.empty(len(pairs), dtype=np.float32)
         for start in range(0, len(pairs), PAIRS_AT_ONCE):
             part = pairs[start : start + PAIRS_AT_ONCE]

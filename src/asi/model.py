@@ -55,9 +55,11 @@ class IndexHeads(nn.Module):
         self.log_scale = nn.Parameter(torch.tensor(math.log(config.logit_scale)))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.adapter(x) if self.adapter is not None else x
-        logits = self.linear(self.norm(x)) * self.log_scale.exp()
-        return logits.view(len(x), self.m, self.V)  # (B, m, V)
+        with torch.autocast(x.device.type, enabled=False):  # a docid must not depend on who asks, and at what precision
+            x = x.to(self.linear.weight.dtype)
+            x = self.adapter(x) if self.adapter is not None else x
+            logits = self.linear(self.norm(x)) * self.log_scale.exp()
+            return logits.view(len(x), self.m, self.V)  # (B, m, V)
 
 
 class TokenMatcher(nn.Module):
@@ -86,8 +88,9 @@ class TokenMatcher(nn.Module):
 
     def set_directions(self, directions: Tensor) -> None:
         """Start from the first of these orthogonal directions (D, D)."""
+        own = directions[: self.width]  # a tiny corpus has fewer
         with torch.no_grad():
-            self.projection.weight.copy_(directions[: self.width])
+            self.projection.weight[: len(own)] = own
 
 
 class DecoderLayer(nn.Module):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from asi import losses
-from asi.batches import Batch, TrainingPairs
+from asi.batches import DOCUMENT, QUERY, Batch, TrainingPairs
 from asi.config import Config
 from asi.features import TOKENS_PER_BATCH, Features, docids_of, encode, on_device
 from asi.losses import straight_through
@@ -55,10 +55,13 @@ def some(text: Encoded, rows: Tensor) -> Encoded:
     return Encoded(*(part[rows] for part in text))
 
 
-def feature_dropout(vectors: Tensor, rows: NDArray[np.int64], step: int, share: float) -> Tensor:
-    """Dropout that depends on the text's row and the step alone: neither chunks, processes nor resuming change it."""
+def feature_dropout(vectors: Tensor, rows: NDArray[np.int64], kind: int, step: int, share: float) -> Tensor:
+    """Dropout that depends on the text and the step alone: neither chunks, processes nor resuming change it.
+
+    A query and a document with the same row lose different features: else these would tell which belong together.
+    """
     D = vectors.size(1)
-    mixed = torch.from_numpy(rows)[:, None] * D + torch.arange(D) + step * 0x9E3779B1  # (B, D)
+    mixed = torch.from_numpy(rows)[:, None] * D + torch.arange(D) + (2 * step + kind) * 0x9E3779B1  # (B, D)
     for factor in (0x7FEB352D, 0x846CA68B):  # an integer hash: 32 well-mixed bits for each component
         mixed = mixed & 0xFFFFFFFF
         mixed = (mixed ^ (mixed >> 16)) * factor
@@ -117,17 +120,14 @@ class AsiObjective:
     def represent(self, batch: Batch) -> tuple[Representations, Encoded | None]:
         nothing = torch.zeros(len(batch.queries), 0, device=self.model.device)
         if not self.learns_docids(batch):
-            query_vectors = self.vectors(self.pooled(self.queries, batch.queries), batch.queries, batch.step)
-            document_vectors = self.vectors(self.pooled(self.documents, batch.documents), batch.documents, batch.step)
+            query_vectors = self.vectors(self.pooled(self.queries, batch.queries), QUERY, batch)
+            document_vectors = self.vectors(self.pooled(self.documents, batch.documents), DOCUMENT, batch)
             return Representations(nothing, nothing, query_vectors, document_vectors, nothing, nothing), None
         query = encode(self.model, self.queries, batch.queries)
         document = encode(self.model, self.documents, batch.documents, states=False)
-        vectors = (
-            self.vectors(query.pooled, batch.queries, batch.step),
-            self.vectors(document.pooled, batch.documents, batch.step),
-        )
-        query_logits = self.head_logits(query, batch.queries, batch.step)
-        document_logits = self.head_logits(document, batch.documents, batch.step)
+        vectors = self.vectors(query.pooled, QUERY, batch), self.vectors(document.pooled, DOCUMENT, batch)
+        query_logits = self.head_logits(query, QUERY, batch)
+        document_logits = self.head_logits(document, DOCUMENT, batch)
         tokens = nothing, nothing
         if self.model.matcher is not None and self.config.loss.tokens:
             tokens = self.token_vectors(self.model.matcher, query, document, batch)
@@ -152,10 +152,10 @@ class AsiObjective:
     def token_stride(self) -> int:
         return -(-self.pairs.batch // self.config.train.token_batch)
 
-    def head_logits(self, text: Encoded, rows: NDArray[np.int64], step: int) -> Tensor:
+    def head_logits(self, text: Encoded, kind: int, batch: Batch) -> Tensor:
         x = partly_detached(text.x, self.config.loss.docid_gradient)
         if self.config.loss.docid_dropout:
-            x = feature_dropout(x, rows, ~step, self.config.loss.docid_dropout)
+            x = feature_dropout(x, batch.rows(kind), kind, ~batch.step, self.config.loss.docid_dropout)
         return self.model.heads(x)
 
     def pooled(self, features: Features, rows: NDArray[np.int64]) -> Tensor:
@@ -163,10 +163,10 @@ class AsiObjective:
             return on_device(self.model, features.pooled[rows])
         return encode(self.model, features, rows).pooled
 
-    def vectors(self, pooled: Tensor, rows: NDArray[np.int64], step: int) -> Tensor:
+    def vectors(self, pooled: Tensor, kind: int, batch: Batch) -> Tensor:
         """The ranking vectors, from pooled vectors with some features dropped: they must hold for new documents too."""
         if self.config.loss.vector_dropout:
-            pooled = feature_dropout(pooled, rows, step, self.config.loss.vector_dropout)
+            pooled = feature_dropout(pooled, batch.rows(kind), kind, batch.step, self.config.loss.vector_dropout)
         return self.model.adapt(pooled)
 
     def batch_losses(self, representations: Representations, batch: Batch) -> dict[str, Tensor]:

@@ -54,10 +54,11 @@ class RunState:
 
     config: Config
     data: str
-    steps: int | None  # None until the speed is measured
+    steps: int | None = None  # until the speed is measured
+    texts: str | None = None  # fingerprint of the training texts, when they have been read
 
     def save(self, folder: RunFolder) -> None:
-        values = {"config": to_dict(self.config), "data": self.data, "steps": self.steps}
+        values = {"config": to_dict(self.config), "data": self.data, "steps": self.steps, "texts": self.texts}
         write_atomically(folder.run, json.dumps(values, indent=1))
 
     @classmethod
@@ -66,7 +67,7 @@ class RunState:
             values = json.loads(folder.run.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"can't resume: {folder.run} can't be read ({error})") from error
-        return cls(from_dict(values["config"]), values["data"], values["steps"])
+        return cls(from_dict(values["config"]), values["data"], values["steps"], values.get("texts"))
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def open_run(path: Path, config: Config, data: str, *, resume: bool) -> tuple[Ru
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(f"{path} is not empty and holds no run; choose another folder")
     path.mkdir(parents=True, exist_ok=True)
-    state = RunState(config, data, None)
+    state = RunState(config, data)
     state.save(folder)
     return folder, state
 
@@ -143,9 +144,12 @@ def train(
         reporter.message(to_toml(state.config))
         kept = (cache or folder.cache) if processes.is_main else None
         prepared = prepare(dataset, kept, state.config, chosen, processes, reporter, stopping)
+        texts = prepared.texts.fingerprint()
+        if state.texts not in (None, texts):
+            raise ConfigError(f"the texts of {state.data!r} have changed since {path} was begun; choose another folder")
         steps = state.steps or planned_steps(prepared.trainer, state.config.train, started if all_counts else None)
         if processes.is_main and state.steps is None:
-            RunState(state.config, state.data, steps).save(folder)
+            RunState(state.config, state.data, steps, texts).save(folder)
         reporter.stage("training", steps)
         if processes.is_main:
             trim_log(folder, max(saved_steps(folder), default=0))

@@ -132,8 +132,9 @@ class Searcher:
     def docids(self, queries: "EncodedQueries", count: int) -> list[list[Docid]]:
         """The best `count` docids for each query in this mode, also those that no document has (in `beam`)."""
         answers: list[list[Docid]] = [[] for rows, _ in queries for _ in rows]
-        for rows, query in queries:
-            found = self.find_docids(query, self.current_view(), count)
+        view = self.current_view()
+        for rows, query in queries if len(view.snapshot.codes) else ():
+            found = self.find_docids(query, view, count)
             for row, codes, scores in zip(rows, found.codes, found.scores, strict=True):
                 answers[row] = [tuple(docid) for docid in codes[np.isfinite(scores)][:count].tolist()]
         return answers
@@ -215,14 +216,21 @@ class Searcher:
     def rank_scores(self, candidates: Candidates, query: "PaddedQueries") -> NDArray[np.float32]:
         if self.config.ranking == "docid":
             return candidates.score
-        rows = unpack(self.store.vectors(candidates.number, self.ranked))
-        x = F.normalize(query.x, dim=-1).cpu().numpy()
-        similarity: NDArray[np.float32] = np.einsum("nd,nd->n", rows.vectors, x[candidates.query]) + rows.bias
+        similarity = self.similarities(candidates, F.normalize(query.x, dim=-1).cpu().numpy())
         if query.tokens is not None and self.config.token_weight:
             similarity = similarity + np.float32(self.config.token_weight) * self.matches(candidates, similarity, query)
         if self.config.ranking == "vector":
             return similarity
         return similarity + np.float32(self.config.docid_weight) * candidates.score
+
+    def similarities(self, candidates: Candidates, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Of each candidate's vector with its query's, query by query: all of them at once would be much to hold."""
+        found = np.empty(len(candidates.number), dtype=np.float32)
+        bounds = np.searchsorted(candidates.query, np.arange(len(x) + 1))
+        for own, start, end in zip(x, bounds[:-1], bounds[1:], strict=True):
+            rows = unpack(self.store.vectors(candidates.number[start:end], self.ranked))
+            found[start:end] = rows.vectors @ own + rows.bias
+        return found
 
     def matches(
         self, candidates: Candidates, similarity: NDArray[np.float32], query: "PaddedQueries"
@@ -259,10 +267,10 @@ EncodedQueries = list[
 
 def one_pass_scores(log_probs: Tensor, snapshot: Snapshot) -> Tensor:
     """Scores (Q, U) of all docids in use by the heads' log-probabilities (Q, m, V): m look-ups and m - 1 additions."""
-    codes = torch.from_numpy(snapshot.codes.astype(np.int64)).to(log_probs.device)  # (U, m)
-    scores = log_probs[:, 0].index_select(1, codes[:, 0])
-    for i in range(1, codes.size(1)):
-        scores = scores + log_probs[:, i].index_select(1, codes[:, i])
+    codes = snapshot.columns  # (m, U)
+    scores = log_probs[:, 0].index_select(1, torch.from_numpy(codes[0]).to(log_probs.device))
+    for i in range(1, len(codes)):
+        scores = scores + log_probs[:, i].index_select(1, torch.from_numpy(codes[i]).to(log_probs.device))
     return scores
 
 

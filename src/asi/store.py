@@ -72,6 +72,11 @@ class Snapshot:
     numbers: NDArray[np.uint32]  # (N,): ascending within a bucket
     transaction: int
 
+    @cached_property
+    def columns(self) -> NDArray[np.int32]:
+        """The codes (m, U) position by position, for look-ups in tables."""
+        return np.ascontiguousarray(self.codes.T, dtype=np.int32)
+
     def bucket(self, docid: Docid) -> NDArray[np.uint32]:
         """The numbers of the documents with this docid: none if the docid is not in use."""
         if len(docid) != self.codes.shape[1] or not all(0 <= code < MAX_CODES for code in docid):
@@ -214,6 +219,13 @@ class Store:
             raise StoreError(f"{self.folder / VECTORS} has no vector of document number {needed - 1}")
         return rows[numbers, part]  # np.take would first copy the whole of a part
 
+    def is_replaced(self) -> bool:
+        """Whether another store has taken the place of this one."""
+        try:
+            return not os.path.samestat(os.fstat(self._vectors), (self.folder / VECTORS).stat())
+        except FileNotFoundError:
+            return False  # not yet
+
     def check(self) -> list[str]:
         """Every inconsistency in the store, in words. Reads all of it in one transaction."""
         with self._reading() as (txn, tables):
@@ -318,6 +330,17 @@ class Store:
             rest, offset = rest[written:], offset + written
         if self._sync:
             os.fsync(self._vectors)
+
+
+@contextmanager
+def only_writer(folder: Path, wait: float) -> Iterator[None]:
+    """Keep others from writing to the store in `folder`, if there is one."""
+    restore(folder)
+    with ExitStack() as held:
+        if folder.is_dir():
+            with explained("replace the store in", folder):
+                held.enter_context(lock_writer(folder, wait))
+        yield
 
 
 def create_files(folder: Path, meta: StoreMeta) -> None:

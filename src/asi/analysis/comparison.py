@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from asi.analysis.fingerprint import data_fingerprint
 from asi.analysis.pages import Cell, Page, Section, Table
 from asi.errors import AsiError, ConfigError, Interrupted
 from asi.evaluation import DEPTH, QUERIES_PER_CALL, Run, answer_all, evaluate_documents, judged_queries, parts_of
@@ -65,7 +66,7 @@ def open_comparison(workplace: Workplace, splits: Sequence[str], *, resume: bool
     file = workplace.out / "compare.json"
     settings = {
         "data": workplace.dataset.name,
-        "texts": workplace.fingerprint,
+        "texts": data_fingerprint(workplace.dataset, splits),
         "minutes": workplace.minutes,
         "seed": workplace.seed,
         "encoder": workplace.encoder_name,

@@ -91,6 +91,9 @@ def distinct_pairs(count: int, pairs: int, draw: np.random.Generator) -> NDArray
     return np.stack([first, (first + draw.integers(1, count, pairs)) % count], axis=1)
 
 
+NEIGHBOURS_TRIED = 500  # docids that are compared with all others
+
+
 class Case(NamedTuple):
     """A docid with its documents, and the words that set them apart."""
 
@@ -142,7 +145,8 @@ def neighbour_cases(docid_map: DocidMap, common: CommonWords, count: int = 3, se
     groups: list[list[Case]] = []
     used: set[int] = set()
     shared = np.flatnonzero(buckets.sizes > 1)
-    for row in np.random.default_rng(seed).permutation(shared if len(shared) else len(buckets.sizes)).tolist():
+    tried = np.random.default_rng(seed).permutation(shared if len(shared) else len(buckets.sizes))[:NEIGHBOURS_TRIED]
+    for row in tried.tolist():
         near = np.flatnonzero((buckets.docids == buckets.docids[row]).sum(1) == buckets.docids.shape[1] - 1)
         near = near[np.argsort(-buckets.sizes[near], kind="stable")][:3]
         if len(near) < 2 or used & {row, *near.tolist()} or not common.of(bucket_of(buckets, row)):

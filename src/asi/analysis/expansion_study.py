@@ -32,7 +32,7 @@ def expansion_section(bench: Bench) -> Section:
             dataset, bench.out / "generator", GENERATOR_STEPS, config.train.seed, choose_device(bench.device),
             bench.reporter, bench.stopping, bench.cache,
         )  # fmt: skip
-        write_pairs(generator, documents, file, QUERIES_PER_DOCUMENT, config.train.seed, bench.reporter)
+        write_pairs(generator, documents, file, QUERIES_PER_DOCUMENT, config.train.seed, bench.reporter, bench.stopping)
     expanded = WithMorePairs(dataset, str(file))
     pseudo = pseudo_queries(expanded)
     longer = [Document(d.key, f"{d.text} {' '.join(pseudo.get(d.key, []))}", d.title) for d in documents]

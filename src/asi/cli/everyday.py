@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def train(
     data: Annotated[str, typer.Argument(metavar="DATA", help="hpo, pydoc, a folder or a file of pairs")],
     out: Annotated[Path, typer.Option(help="folder of the run")],
-    preset: Annotated[str, typer.Option(help="small or paper")] = "small",
+    preset: Annotated[str, typer.Option(help="small, docids (no vectors, no decoder) or paper")] = "small",
     config: Annotated[Path | None, typer.Option(help="settings in a TOML file")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="e.g. train.lr=3e-4")
@@ -82,6 +82,7 @@ def index(
         str, typer.Argument(metavar="DOCUMENTS", help="hpo, a folder, a file, or - for JSONL on stdin")
     ],
     skip_bad: SkipBad = False,
+    wait: Wait = 0.0,
     device: Device = None,
 ) -> None:
     """Give documents docids and build the store anew."""
@@ -89,7 +90,7 @@ def index(
     from asi.index import rebuild
 
     bad = bad_records(skip_bad)
-    count = rebuild(run, open_dataset(documents, bad), device=device)
+    count = rebuild(run, open_dataset(documents, bad), device=device, wait=wait)
     report_skipped(bad)
     typer.echo(f"indexed {count} documents in {run}")
 
@@ -110,14 +111,22 @@ def add(
     from asi.datasets import read_documents
     from asi.index import Index
 
+    durable = 0
+
     def acknowledge(added: Any) -> None:
+        nonlocal durable
+        durable += len(added)
         if print_keys:
             sys.stdout.write("".join(f"{document.key}\n" for document in added))
             sys.stdout.flush()
 
     bad = bad_records(skip_bad)
     with Index.load(run, device) as opened:
-        count = opened.add(read_documents(documents, bad), added=acknowledge, batch=batch, wait=wait)
+        try:
+            count = opened.add(read_documents(documents, bad), added=acknowledge, batch=batch, wait=wait)
+        except AsiError as error:
+            before = f" ({durable} documents before it were added)" if durable else ""
+            raise type(error)(f"{error}{before}") from error
         total = len(opened)
     report_skipped(bad)
     typer.echo(f"added {count} document{'s' * (count != 1)}; {run} has {total}", err=print_keys)
@@ -133,8 +142,9 @@ def delete(
     from asi.checkpoint import RunFolder
     from asi.index import delete_documents
 
-    delete_documents(RunFolder(run), keys, wait=wait)
-    typer.echo(f"deleted {len(keys)} document{'s' * (len(keys) != 1)} from {run}")
+    wanted = list(dict.fromkeys(keys))
+    delete_documents(RunFolder(run), wanted, wait=wait)
+    typer.echo(f"deleted {len(wanted)} document{'s' * (len(wanted) != 1)} from {run}")
 
 
 @app.command()

@@ -161,7 +161,7 @@ def expand(
             generator = train_on_pairs(open_dataset(train_on, bad), folder, steps, seed, chosen, reporter, stopping)
         else:
             generator = find_generator(model or "", chosen)
-        written = write_pairs(generator, list(read_documents(documents, bad)), out, count, seed, reporter)
+        written = write_pairs(generator, list(read_documents(documents, bad)), out, count, seed, reporter, stopping)
     report_skipped(bad)
     kept = f"; the generator is in {folder}" if train_on is not None else ""
     typer.echo(f"wrote {written} pseudo queries to {out}{kept}; train with: asi train DATA --more {out}")

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from asi.batches import Batch, TrainingPairs
+from asi.batches import DOCUMENT, QUERY, Batch, TrainingPairs
 from asi.config import LossConfig
 from asi.features import Features
 from asi.losses import in_batch_softmax
@@ -104,17 +104,17 @@ class DenseObjective(StagedObjective):
     def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]:
         return {"towers": (list(self.model.parameters()), LEARNING_RATE)}
 
-    def pooled(self, texts: NDArray[np.float32], rows: NDArray[np.int64], batch: Batch) -> Tensor:
+    def pooled(self, texts: NDArray[np.float32], rows: NDArray[np.int64], kind: int, batch: Batch) -> Tensor:
         """The encoder's vectors, with the dropout that ASI's have."""
         vectors = torch.from_numpy(texts[rows]).to(next(self.model.parameters()).device)
-        return feature_dropout(vectors, rows, batch.step, LossConfig().vector_dropout)
+        return feature_dropout(vectors, rows, kind, batch.step, LossConfig().vector_dropout)
 
     def represent(self, batch: Batch) -> tuple[Vectors, None]:
-        queries = self.model.query(self.pooled(self.queries, batch.queries, batch))
-        documents = self.model.document(self.pooled(self.documents, batch.documents, batch))
+        queries = self.model.query(self.pooled(self.queries, batch.queries, QUERY, batch))
+        documents = self.model.document(self.pooled(self.documents, batch.documents, DOCUMENT, batch))
         hard = queries.new_zeros(len(queries), 0)
         if self.hard is not None:
-            hard = self.model.document(self.pooled(self.documents, self.hard[batch.queries], batch))
+            hard = self.model.document(self.pooled(self.documents, self.hard[batch.queries], DOCUMENT, batch))
         return Vectors(queries, documents, hard), None
 
     def batch_losses(self, representations: Vectors, batch: Batch) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from asi.index import Index
 from asi.indexing import row_shape
 from asi.pretrained import ALL_LAYERS
 from asi.records import Docid, Hit
-from asi.run import Reporter, RunState, train
+from asi.run import Reporter, train
 from asi.search import Searcher
 from asi.systems.dense import DenseRetriever, DenseSettings, build_dense
 from asi.systems.workplace import Built, Workplace, parameters_of
@@ -71,18 +71,16 @@ def open_asi(workplace: Workplace, folder: RunFolder) -> Built:
     docids = SearcherDocids(index.searcher, workplace.keys)
     centres = len(np.unique(docids.of_documents, axis=0)) * model.encoder.shape.width * 4 / len(workplace.keys)
     each = model.config.m * 2 + row_shape(model).whole + centres
-    return Built(index.searcher, trained, minutes_of(folder), each, docids)
+    batch = workplace.pairs(workplace.texts.pairs, index.loaded.config.train.batch).batch
+    return Built(index.searcher, trained, minutes_of(folder, batch), each, docids)
 
 
-def minutes_of(folder: RunFolder) -> float:
+def minutes_of(folder: RunFolder, batch: int) -> float:
     """Of all steps together, without what lay between them if the run was broken off."""
     records = [json.loads(line) for line in folder.log.read_text(encoding="utf-8").splitlines()]
-    batch = RunState.load(folder).config.train.batch
-    seconds, done = 0.0, 0
-    for record in records:
-        seconds += (record["step"] - done) * batch / record["pairs_per_second"]
-        done = record["step"]
-    return seconds / 60
+    timed = [(record["step"], record["pairs_per_second"]) for record in records if "pairs_per_second" in record]
+    steps = np.diff([0, *(step for step, _ in timed)])
+    return float(sum(steps * batch / [speed for _, speed in timed])) / 60
 
 
 class BucketRetriever:

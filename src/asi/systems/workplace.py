@@ -1,6 +1,5 @@
 """What all systems of a comparison share: data, the frozen encoder and what it makes of texts, minutes, a folder."""
 
-import hashlib
 import shutil
 import time
 from collections import Counter
@@ -132,15 +131,6 @@ class Workplace:
     def known(self) -> NDArray[np.int64]:
         """The documents with training pairs, ascending: all others are new to a system when its training has ended."""
         return np.unique(self.texts.pairs[:, 1])
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Changes with the documents, the training queries and their pairs."""
-        digest = hashlib.sha256()
-        for text in (*self.keys, *contents(self.texts.documents), *self.texts.queries):
-            digest.update(text.encode() + b"\0")
-        digest.update(self.texts.pairs.tobytes())
-        return digest.hexdigest()[:32]
 
     @cached_property
     def keys(self) -> list[str]:
