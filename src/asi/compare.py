@@ -61,7 +61,8 @@ def evaluate_index(
     run_file: Path | None = None,
 ) -> Reports:
     """One way to search, and the baselines if asked for; the answers go to a TREC run file if one is named."""
-    name = NAME_OF_MODE[opened.configured(**settings).config.mode]
+    way = opened.configured(**settings).config
+    name = NAME_OF_MODE[way.mode] + ("-docids" if way.ranking == "docid" else "")
     reports, answers = evaluate_ways(opened, dataset, splits, {name: settings})
     if run_file is not None:
         write_trec_run(run_file, answers[name], name)

@@ -45,6 +45,14 @@ class Processes:
                 parameter.grad = torch.zeros_like(parameter)  # a process whose pairs were not chosen takes part too
             dist.all_reduce(parameter.grad)
 
+    def total(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The sums over all processes."""
+        if self.count == 1 or not own:
+            return own
+        values = torch.stack(list(own.values())).to(self.device)
+        dist.all_reduce(values)
+        return dict(zip(own, values.cpu(), strict=True))
+
     def agree(self, value: Any) -> Any:
         """The main process's value, in all processes."""
         if self.count == 1:

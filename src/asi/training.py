@@ -193,7 +193,7 @@ class Trainer:
         gradients = (
             torch.autograd.grad(torch.stack(list(parts.values())).sum(), leaves, allow_unused=True) if parts else ()
         )
-        parts = {name: part.detach() for name, part in parts.items()}
+        own_losses: dict[str, Tensor] = {}
         for rows in chunks:
             with self.autocast:
                 representations, query = self.objective.represent(batch.part(rows))
@@ -205,9 +205,8 @@ class Trainer:
             ]
             total = torch.stack([*surrogate, *(part / count for part in single.values())]).sum()
             total.backward()
-            for name, part in single.items():
-                parts[name] = parts.get(name, torch.zeros(())) + part.detach().cpu() / count
-        return parts
+            add_to(own_losses, single, count)
+        return {name: part.detach() for name, part in parts.items()} | self.processes.total(own_losses)
 
     def plain_backward(self, batch: Batch, chosen: NDArray[np.bool_], count: int, phase: Any) -> dict[str, Tensor]:
         """The whole batch in one pass: what the chunked way must equal, and faster where it fits."""
@@ -222,14 +221,13 @@ class Trainer:
     def frozen_backward(self, batch: Batch, phase: Any) -> dict[str, Tensor]:
         chosen = self.objective.generated(len(batch.queries), phase)
         count = int(chosen.sum())
-        parts: dict[str, Tensor] = {}
+        own_losses: dict[str, Tensor] = {}
         for rows in self.chunks(batch):
             with self.autocast:
                 single = self.objective.frozen_losses(batch.part(rows), chosen[rows])
             torch.stack([part / count for part in single.values()]).sum().backward()
-            for name, part in single.items():
-                parts[name] = parts.get(name, torch.zeros(())) + part.detach().cpu() / count
-        return parts
+            add_to(own_losses, single, count)
+        return self.processes.total(own_losses)
 
     def weights(self) -> dict[str, Tensor]:
         """The weights that training changes; the rest comes with the pretrained encoder."""
@@ -265,6 +263,11 @@ class Trainer:
         start = time.perf_counter()
         self.step(step, steps)
         return time.perf_counter() - start
+
+
+def add_to(sums: dict[str, Tensor], losses: Mapping[str, Tensor], count: int) -> None:
+    for name, loss in losses.items():
+        sums[name] = sums.get(name, torch.zeros(())) + loss.detach().cpu() / count
 
 
 def rehearsed_steps() -> list[list[int]]:
