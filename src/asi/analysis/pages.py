@@ -120,16 +120,16 @@ p { max-width: 46rem; margin: .5rem 0; } nav { margin: 1rem 0; } nav a { margin-
 a { color: #1558b0; } code { background: #f2f4f7; padding: 0 .25em; border-radius: 3px; }
 .wide { overflow-x: auto; margin: 1rem 0; } table { border-collapse: collapse; font-size: .9rem; }
 caption { text-align: left; font-weight: 600; padding: .25rem 0 .5rem; }
-th, td { padding: .3rem .7rem; text-align: left; vertical-align: top; border-bottom: 1px solid #e6e9ee; }
-th { border-bottom: 2px solid #9aa3af; white-space: nowrap; }
-.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th, td { padding: .3rem .55rem; text-align: left; vertical-align: top; border-bottom: 1px solid #e6e9ee; }
+th { border-bottom: 2px solid #9aa3af; vertical-align: bottom; }
+.n { text-align: right; font-variant-numeric: tabular-nums; } td.n { white-space: nowrap; }
 figure { margin: 1rem 0; } figure img { max-width: 100%; height: auto; } figcaption { font-size: .9rem; color: #555; }
 """
 
 
 def as_html(page: Page) -> str:
     places = {section.title: f"s{number}" for number, section in enumerate(page.sections)}
-    links = "".join(f'<a href="#{place}">{html.escape(title)}</a>' for title, place in places.items())
+    links = " ".join(f'<a href="#{place}">{html.escape(title)}</a>' for title, place in places.items())
     body = [f"<h1>{html.escape(page.title)}</h1>", *map(html_paragraph, page.introduction), f"<nav>{links}</nav>"]
     for section in page.sections:
         body += [f'<h2 id="{places[section.title]}">{html.escape(section.title)}</h2>']
