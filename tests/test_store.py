@@ -28,7 +28,8 @@ from asi import database as database_module
 from asi import store as store_module
 from asi.errors import DataError, StoreError
 from asi.records import Document
-from asi.store import FORMAT_VERSION, Snapshot, Store, StoreMeta
+from asi.snapshot import Snapshot
+from asi.store import FORMAT_VERSION, Store, StoreMeta
 
 TINY_MAP = 16 * 4096
 PROCESS = Path(__file__).with_name("store_process.py")

@@ -28,7 +28,8 @@ from asi.matching import match, query_tokens
 from asi.model import Encoded, Generation
 from asi.ranking import unpack
 from asi.records import Docid, Document, Hit
-from asi.store import Snapshot, Store
+from asi.snapshot import Snapshot
+from asi.store import Store
 
 QUERIES_PER_BATCH = 64
 BUCKETS_AT_ONCE = 2**15

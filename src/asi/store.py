@@ -28,11 +28,11 @@ from asi.database import DAMAGED, DATA, Database, Tables, Transaction, create_lm
 from asi.errors import DataError, StoreError
 from asi.folders import restore
 from asi.records import Docid, Document
+from asi.snapshot import MAX_CODES, Snapshot
 
 FORMAT_VERSION = 2
 VECTORS = "vectors.i8"
 MAX_LENGTH = 32  # m
-MAX_CODES = 65_536  # V: a code is two bytes
 MAX_KEY_BYTES = 400  # LMDB refuses keys of more than 511 bytes
 MAX_NUMBERS = 2**32 - 1  # a number is four bytes
 WALK = 1_000  # documents per read transaction in a walk through the store
@@ -61,32 +61,6 @@ class StoredDocument(NamedTuple):
     number: int
     docid: Docid
     document: Document
-
-
-@dataclass(frozen=True, eq=False)
-class Snapshot:
-    """The whole docid map at one moment, as arrays: bucket u is `numbers[offsets[u]:offsets[u + 1]]`."""
-
-    codes: NDArray[np.uint16]  # (U, m): the docids in use, sorted
-    offsets: NDArray[np.int64]  # (U + 1,)
-    numbers: NDArray[np.uint32]  # (N,): ascending within a bucket
-    transaction: int
-
-    @cached_property
-    def columns(self) -> NDArray[np.int32]:
-        """The codes (m, U) position by position, for look-ups in tables."""
-        return np.ascontiguousarray(self.codes.T, dtype=np.int32)
-
-    def bucket(self, docid: Docid) -> NDArray[np.uint32]:
-        """The numbers of the documents with this docid: none if the docid is not in use."""
-        if len(docid) != self.codes.shape[1] or not all(0 <= code < MAX_CODES for code in docid):
-            return self.numbers[:0]
-        start, end = 0, len(self.codes)
-        for position, code in enumerate(np.array(docid, np.uint16)):  # another type would copy the whole column
-            column = self.codes[start:end, position]
-            end = start + int(np.searchsorted(column, code, side="right"))
-            start += int(np.searchsorted(column, code))
-        return self.numbers[self.offsets[start] : self.offsets[end]]
 
 
 class Store:

@@ -1,0 +1,37 @@
+"""Which documents each docid has, at one moment."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asi.records import Docid
+
+MAX_CODES = 65_536  # V: a code is two bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The whole docid map at one moment, as arrays: bucket u is `numbers[offsets[u]:offsets[u + 1]]`."""
+
+    codes: NDArray[np.uint16]  # (U, m): the docids in use, sorted
+    offsets: NDArray[np.int64]  # (U + 1,)
+    numbers: NDArray[np.uint32]  # (N,): ascending within a bucket
+    transaction: int
+
+    @cached_property
+    def columns(self) -> NDArray[np.int32]:
+        """The codes (m, U) position by position, for look-ups in tables."""
+        return np.ascontiguousarray(self.codes.T, dtype=np.int32)
+
+    def bucket(self, docid: Docid) -> NDArray[np.uint32]:
+        """The numbers of the documents with this docid: none if the docid is not in use."""
+        if len(docid) != self.codes.shape[1] or not all(0 <= code < MAX_CODES for code in docid):
+            return self.numbers[:0]
+        start, end = 0, len(self.codes)
+        for position, code in enumerate(np.array(docid, np.uint16)):  # another type would copy the whole column
+            column = self.codes[start:end, position]
+            end = start + int(np.searchsorted(column, code, side="right"))
+            start += int(np.searchsorted(column, code))
+        return self.numbers[self.offsets[start] : self.offsets[end]]
