@@ -56,6 +56,8 @@ def measure(index: Index, dataset: HeldOut, split: str, cache: Path) -> dict:
 
     for name, settings in ways(len(index)).items():
         searcher = index.configured(**settings)
+        if searcher.lacks() is not None:
+            continue
         answers = [None] * len(judged)
         for rows, query in encoded:
             for place, found in zip(rows, searcher.answer(query, 10), strict=True):
@@ -79,7 +81,9 @@ def measure(index: Index, dataset: HeldOut, split: str, cache: Path) -> dict:
     documents("exact-known", [[Hit(keys[row], -float(place)) for place, row in enumerate(own)] for own in best])
     docid_map = DocidMap(index.searcher)
     relevant = [docid_map.rows_of(keys) for keys in relevant_keys(qrels).values()]
-    scores = docid_scores(docid_map.buckets, index.configured(mode="constrained").docids(encoded, 10), relevant)
+    generating = index.configured(mode="constrained")
+    searcher = generating if generating.lacks() is None else index.configured(mode="one-pass")
+    scores = docid_scores(docid_map.buckets, searcher.docids(encoded, 10), relevant)
     row["docid"] = [round(scores.docid[key], 3) for key in ("R@1", "R@10")]
     row["acc"] = round(share_of_equal_docids(index.searcher.head_docids(encoded), docid_map.docids, relevant), 3)
     health = docid_map.health

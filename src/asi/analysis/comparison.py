@@ -61,12 +61,10 @@ class Measured:
 def open_comparison(workplace: Workplace, splits: Sequence[str], *, resume: bool) -> None:
     """Refuse splits that the data has not, a folder with another comparison, or with this one if it is not to be
     continued."""
-    for split in splits:
-        workplace.dataset.judged(split)
     file = workplace.out / "compare.json"
     settings = {
         "data": workplace.dataset.name,
-        "texts": data_fingerprint(workplace.dataset, splits),
+        "texts": data_fingerprint(workplace.texts, workplace.dataset, splits),
         "minutes": workplace.minutes,
         "seed": workplace.seed,
         "encoder": workplace.encoder_name,

@@ -20,6 +20,7 @@ from asi.texts import words
 
 SIMILAR_PAIRS = 1000
 FEWEST_PAIRS = 10  # for a test
+NEIGHBOURS_TRIED = 500  # docids that are compared with all others
 BUCKET_SIZES = (1, 2, 3, 5, 10, 20, 50, 100)
 
 
@@ -89,9 +90,6 @@ def pairs_with_one_docid(buckets: Buckets, draw: np.random.Generator) -> NDArray
 def distinct_pairs(count: int, pairs: int, draw: np.random.Generator) -> NDArray[np.int64]:
     first = draw.integers(0, count, pairs)
     return np.stack([first, (first + draw.integers(1, count, pairs)) % count], axis=1)
-
-
-NEIGHBOURS_TRIED = 500  # docids that are compared with all others
 
 
 class Case(NamedTuple):

@@ -3,13 +3,13 @@
 import hashlib
 from collections.abc import Sequence
 
-from asi.batches import training_texts
+from asi.batches import TrainingTexts
 from asi.datasets import Dataset
 
 
-def data_fingerprint(dataset: Dataset, splits: Sequence[str]) -> str:
-    """Changes with the documents, the training pairs, and the queries and judgements of the splits."""
-    digest = hashlib.sha256(training_texts(dataset).fingerprint().encode())
+def data_fingerprint(texts: TrainingTexts, dataset: Dataset, splits: Sequence[str]) -> str:
+    """Changes with the data set's documents and training pairs (`texts`), and the queries and judgements of splits."""
+    digest = hashlib.sha256(texts.fingerprint().encode())
     for split in splits:
         queries, qrels = dataset.judged(split)
         digest.update(repr((split, list(queries), list(qrels))).encode())

@@ -16,6 +16,7 @@ from asi.analysis import figures
 from asi.analysis.fingerprint import data_fingerprint
 from asi.analysis.pages import Cell, Figure, Section, Table
 from asi.analysis.report import PAPER_COLUMNS, docid_cells
+from asi.batches import training_texts
 from asi.compare import evaluate_ways
 from asi.config import VARIANTS, Config, with_overrides
 from asi.datasets import Dataset
@@ -74,7 +75,7 @@ class Bench:
 
     def fingerprint(self, dataset: Dataset) -> str:
         if id(dataset) not in self.fingerprints:
-            self.fingerprints[id(dataset)] = data_fingerprint(dataset, self.splits)
+            self.fingerprints[id(dataset)] = data_fingerprint(training_texts(dataset), dataset, self.splits)
         return self.fingerprints[id(dataset)]
 
     def run_folder(self, name: str) -> Path:

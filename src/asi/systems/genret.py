@@ -225,9 +225,8 @@ def build_genret(workplace: Workplace, name: str) -> Built:
     every = np.arange(len(workplace.keys))
     decoder = GenRetDecoder(workplace.encoder.encoder.shape.width, len(every)).to(workplace.device)
     reading = workplace.reading(SOURCES)
-    pairs = [np.stack([reading.rows(source), reading.sources[source].pairs[:, 1]], axis=1) for source in SOURCES]
     objective = GenRetObjective(
-        decoder, workplace, reading.features, workplace.documents, workplace.pairs(np.concatenate(pairs), BATCH)
+        decoder, workplace, reading.features, workplace.documents, workplace.pairs(reading.all_pairs, BATCH)
     )
     minutes = workplace.train(name, objective)
     new = np.setdiff1d(every, workplace.known)

@@ -5,16 +5,15 @@ Letters: L window length, G n-grams.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asi.batches import Batch
 from asi.beam import beam_search
-from asi.model import Decoder, Encoded
+from asi.model import Decoder
 from asi.records import Hit
 from asi.systems.identifiers import END
 from asi.systems.sequences import (
@@ -23,12 +22,10 @@ from asi.systems.sequences import (
     UntilTheEnd,
     batch_of,
     generation,
-    sequence_loss,
 )
 from asi.systems.windows import LENGTH, View
 from asi.systems.words import WordCodes
 from asi.systems.workplace import Built, Workplace, parameters_of
-from asi.training import Nothing
 
 Rows = NDArray[np.int64]
 
@@ -40,19 +37,6 @@ ALPHA = 2.0  # SEAL's exponent of an n-gram's weight
 BETA = 0.8  # SEAL's discount for pieces that a heavier n-gram covers already
 SMOOTHING = 5  # added to counts
 LIGHTEST = 1e-9
-
-
-class NgramObjective(SequenceObjective):
-    """Texts to n-grams of their documents; the marker before an n-gram is given."""
-
-    def pair_losses(
-        self, representations: Nothing, text: Encoded, batch: Batch, chosen: NDArray[np.bool_], phase: Any
-    ) -> dict[str, Tensor]:
-        codes = self.codes[torch.from_numpy(batch.documents)].to(text.x.device)
-        assert self.words is not None
-        log_probs = self.model(text, codes, self.words.prior(self.features.tokens, batch.queries, self.model))
-        log_probs = torch.cat([torch.zeros_like(log_probs[:, :1]), log_probs[:, 1:]], dim=1)
-        return {"generation": sequence_loss(log_probs, codes, ends=True).sum()}
 
 
 def training_ngrams(texts: Sequence[Rows], pairs: Rows, views: Sequence[View], seed: int) -> tuple[Rows, Rows]:
@@ -76,17 +60,19 @@ def training_ngrams(texts: Sequence[Rows], pairs: Rows, views: Sequence[View], s
     return np.concatenate(rows), np.concatenate(windows)
 
 
-def ngram_objective(workplace: Workplace, decoder: Decoder, views: Sequence[View], words: WordCodes) -> NgramObjective:
-    """Queries and parts of documents, each with n-grams of its document."""
+def ngram_objective(
+    workplace: Workplace, decoder: Decoder, views: Sequence[View], words: WordCodes
+) -> SequenceObjective:
+    """Queries and parts of documents to n-grams of their documents; the marker before an n-gram is given."""
     reading = workplace.reading(SOURCES)
     tokens = reading.features.tokens
     codes = np.split(words.of_piece[tokens.ids], tokens.offsets[1:-1])
-    pairs = [np.stack([reading.rows(name), reading.sources[name].pairs[:, 1]], axis=1) for name in SOURCES]
-    rows, windows = training_ngrams(codes, np.concatenate(pairs), views, workplace.seed)
+    rows, windows = training_ngrams(codes, reading.all_pairs, views, workplace.seed)
     drawn = workplace.pairs(np.stack([rows, np.arange(len(rows))], axis=1), batch_of(decoder))
-    return NgramObjective(
-        decoder, workplace.encoder, reading.features, torch.from_numpy(windows), [(1.0, drawn)], ends=True, words=words
-    )
+    return SequenceObjective(
+        decoder, workplace.encoder, reading.features, torch.from_numpy(windows), [(1.0, drawn)],
+        ends=True, words=words, given=1,
+    )  # fmt: skip
 
 
 class Ngrams(NamedTuple):

@@ -134,6 +134,7 @@ class SequenceObjective(StagedObjective):
         *,
         ends: bool,
         words: WordCodes | None = None,
+        given: int = 0,
     ) -> None:
         super().__init__(stages)
         self.model = model
@@ -142,6 +143,7 @@ class SequenceObjective(StagedObjective):
         self.codes = codes  # (R, L)
         self.ends = ends
         self.words = words
+        self.given = given  # codes at the beginning that are not written
 
     def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]:
         return {"decoder": (list(self.model.parameters()), LEARNING_RATE)}
@@ -154,7 +156,8 @@ class SequenceObjective(StagedObjective):
     ) -> dict[str, Tensor]:
         codes = self.codes[torch.from_numpy(batch.documents)].to(text.x.device)
         prior = self.words.prior(self.features.tokens, batch.queries, self.model) if self.words else None
-        return {"generation": sequence_loss(self.model(text, codes, prior), codes, ends=self.ends).sum()}
+        log_probs = self.model(text, codes, prior)[:, self.given :]
+        return {"generation": sequence_loss(log_probs, codes[:, self.given :], ends=self.ends).sum()}
 
 
 def batch_of(decoder: Decoder) -> int:
@@ -261,9 +264,10 @@ def build_sequences(workplace: Workplace, name: str, settings: SequenceSettings)
     for stage in settings.stages:
         parts = []
         for read in stage.sources:
-            source = reading.sources[read]
-            targets = settings.pick(workplace, identifiers, source) if settings.pick else first_row[source.pairs[:, 1]]
-            parts.append(np.stack([reading.rows(read), targets], axis=1))
+            pairs = reading.pairs(read)
+            pick = settings.pick
+            targets = pick(workplace, identifiers, reading.sources[read]) if pick else first_row[pairs[:, 1]]
+            parts.append(np.stack([pairs[:, 0], targets], axis=1))
         stages.append((stage.until, workplace.pairs(np.concatenate(parts), batch_of(decoder))))
     objective = SequenceObjective(
         decoder, workplace.encoder, reading.features, codes, stages, ends=identifiers.ends, words=words

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from asi.beam import PrefixTree
 from asi.encoder import TokenisedTexts
 from asi.systems.identifiers import END
-from asi.systems.words import WordCodes
+from asi.systems.words import WordCodes, inner
 
 Rows = NDArray[np.int64]
 
@@ -51,9 +51,7 @@ class View(NamedTuple):
 
 def windows_of(tokens: TokenisedTexts, starts: int) -> tuple[Rows, Rows]:
     """Places of the pieces of every window (W, LENGTH), -1 behind the text's end, and the text of each window."""
-    texts = np.repeat(np.arange(len(tokens)), tokens.lengths)
-    place = np.arange(len(tokens.ids))
-    inner = (place >= tokens.offsets[texts] + starts) & (place < tokens.offsets[texts + 1] - 1)
-    first, last = place[inner], tokens.offsets[texts[inner] + 1] - 1
+    first = np.flatnonzero(inner(tokens, starts))
+    texts = np.repeat(np.arange(len(tokens)), tokens.lengths)[first]
     places = first[:, None] + np.arange(LENGTH)
-    return np.where(places < last[:, None], places, -1), texts[inner]
+    return np.where(places < tokens.offsets[texts + 1][:, None] - 1, places, -1), texts

@@ -34,7 +34,7 @@ class WordCodes:
     @classmethod
     def of_texts(cls, tokens: Sequence[TokenisedTexts], tokenise: TextTokeniser, others: int = 0) -> "WordCodes":
         """The pieces that stand in some text, in their order, then `others` that are no words."""
-        used = np.unique(np.concatenate([own.ids[inner(own, tokenise)] for own in tokens]))
+        used = np.unique(np.concatenate([own.ids[inner(own, tokenise.starts)] for own in tokens]))
         pieces = np.concatenate([[NO_PIECE], used, np.full(others, NO_PIECE)])
         return cls(pieces, tokenise.tokeniser.get_vocab_size())
 
@@ -62,10 +62,10 @@ class WordCodes:
         return found.to(decoder.outputs.device)[:, None].expand(-1, decoder.m, -1)
 
 
-def inner(tokens: TokenisedTexts, tokenise: TextTokeniser) -> NDArray[np.bool_]:
-    """Which of all tokens belong to the texts themselves: not what the tokeniser puts before and behind them."""
+def inner(tokens: TokenisedTexts, starts: int) -> NDArray[np.bool_]:
+    """Which of all tokens belong to the texts themselves: not the `starts` before each text, nor the one behind it."""
     inside = np.ones(len(tokens.ids), dtype=bool)
-    for before in range(tokenise.starts):
+    for before in range(starts):
         inside[tokens.offsets[:-1] + before] = False
     inside[tokens.offsets[1:] - 1] = False
     return inside

@@ -74,10 +74,14 @@ class Reading(NamedTuple):
     sources: dict[str, Source]
     offsets: dict[str, int]  # row of each source's first text
 
-    def rows(self, name: str) -> NDArray[np.int64]:
-        """The row of each pair's text."""
-        rows: NDArray[np.int64] = self.offsets[name] + self.sources[name].pairs[:, 0]
-        return rows
+    def pairs(self, name: str) -> NDArray[np.int64]:
+        """(n, 2): the row of each pair's text, and its document."""
+        pairs: NDArray[np.int64] = self.sources[name].pairs + np.array([self.offsets[name], 0])
+        return pairs
+
+    @property
+    def all_pairs(self) -> NDArray[np.int64]:
+        return np.concatenate([self.pairs(name) for name in self.sources])
 
 
 class Workplace:
