@@ -4,7 +4,8 @@ python benchmarks/recipes.py --out FOLDER --data hpo --data pydoc --steps 400 \
     --recipe default --recipe "longer: model.m=3 loss.match=1"
 
 A recipe is a name and overrides of the default settings; `dense:` trains the ranking vectors alone, the bi-encoder to
-beat. Runs that are finished are not trained again; every row goes to FOLDER/recipes.jsonl too.
+beat, and the word `more` among the overrides trains on pseudo queries too. Runs that are finished are not trained
+again; every row goes to FOLDER/recipes.jsonl too.
 """
 
 import argparse
@@ -17,8 +18,10 @@ from bi_encoder import DENSE
 
 from asi.batches import contents
 from asi.config import Config, with_overrides
-from asi.datasets import open_dataset
+from asi.datasets import Dataset, WithMorePairs, open_dataset
+from asi.distributed import choose_device
 from asi.evaluation import DocidMap, judged_queries, share_of_equal_docids
+from asi.expansion import train_on_pairs, write_pairs
 from asi.features import compute_features
 from asi.holdout import HeldOut
 from asi.index import Index
@@ -26,7 +29,7 @@ from asi.indexing import assign
 from asi.metrics import docid_scores, document_level, relevant_keys
 from asi.ranking import unpack
 from asi.records import Hit
-from asi.run import check_same_run, train
+from asi.run import Silence, check_same_run, train
 from asi.systems.exact import ExactRetriever
 
 QUERIES = 700  # of a split, at most
@@ -92,6 +95,17 @@ def measure(index: Index, dataset: HeldOut, split: str, cache: Path) -> dict:
     return row
 
 
+def with_pseudo_queries(dataset: HeldOut, folder: Path, cache: Path) -> Dataset:
+    """What is held out stays so: the generator learns from the rest."""
+    file = folder / "pseudo-queries.jsonl"
+    if not file.exists():
+        generator = train_on_pairs(
+            dataset, folder / "generator", 600, seed=0, device=choose_device(None), reporter=Silence(), cache=cache
+        )
+        write_pairs(generator, dataset.corpus, file, 3, 0, Silence())
+    return WithMorePairs(dataset, str(file))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -104,19 +118,22 @@ def main() -> None:
         dataset = HeldOut(open_dataset(data))
         for recipe in arguments.recipe:
             name, _, overrides = recipe.partition(":")
-            settings = [*(DENSE if name == "dense" else ()), *overrides.split()]
+            words = overrides.split()
+            settings = [*(DENSE if name == "dense" else ()), *(word for word in words if word != "more")]
             config = with_overrides(
                 Config(), [f"train.steps={arguments.steps}", f"train.seed={arguments.seed}", *settings]
             )
-            folder = arguments.out / Path(data).name / f"{name}-{arguments.steps}-{arguments.seed}"
+            out, cache = arguments.out / Path(data).name, arguments.out / "cache"
+            folder = out / f"{name}-{arguments.steps}-{arguments.seed}"
             start = time.monotonic()
-            check_same_run(folder, config, dataset.name)
-            train(dataset, folder, config, resume=True, cache=arguments.out / "cache")
+            trained_on = with_pseudo_queries(dataset, out, cache) if "more" in words else dataset
+            check_same_run(folder, config, trained_on.name)
+            train(trained_on, folder, config, resume=True, cache=cache)
             seconds = time.monotonic() - start
             with Index.load(folder) as index:
                 for split in ("dev", "dev_unseen"):
                     row = {"data": Path(data).name, "recipe": recipe, "steps": arguments.steps, "split": split}
-                    row |= {"seconds": round(seconds)} | measure(index, dataset, split, arguments.out / "cache")
+                    row |= {"seconds": round(seconds)} | measure(index, dataset, split, cache)
                     print(json.dumps(row), flush=True)
                     with (arguments.out / "recipes.jsonl").open("a") as file:
                         file.write(json.dumps(row) + "\n")

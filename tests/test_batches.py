@@ -27,6 +27,20 @@ def test_an_epoch_has_every_pair_once_and_the_next_another_order():
     assert first != second
 
 
+def test_further_pairs_have_a_share_of_every_batch():
+    further = np.array([(6 + i, i % 5) for i in range(40)])
+    both = np.concatenate([PAIRS, further])
+    pairs = TrainingPairs(both, 0, 8, own=len(PAIRS), further_share=0.25)
+    assert (pairs.batch, pairs.steps_per_epoch) == (8, 1)
+    steps = [pairs.at(step) for step in range(20)]
+    assert all((batch.queries >= 6).sum() == 2 for batch in steps)
+    seen = [q for batch in steps for q in batch.queries.tolist() if q >= 6]
+    assert sorted(seen) == list(range(6, 46))
+    assert (TrainingPairs(both, 0, 24, len(PAIRS)).at(0).queries >= 6).sum() == 20  # as many as their part of all
+    assert (TrainingPairs(both, 0, 8, len(PAIRS), 0.0).at(0).queries < 6).all()
+    assert pairs.negatives(Batch(np.array([6]), np.array([0]), 0)).tolist() == [[False]]
+
+
 def test_a_step_depends_on_its_number_alone():
     one, other = TrainingPairs(PAIRS, 3, 4), TrainingPairs(PAIRS, 3, 4)
     one.at(0), one.at(5)

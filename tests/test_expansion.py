@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from asi.batches import training_texts
 from asi.datasets import WithMorePairs, open_dataset
 from asi.errors import DataError
 from asi.expansion import QUERY_TOKENS, CopyDecoder, GeneratorConfig, sample_queries
@@ -90,22 +91,20 @@ def test_expand_and_train_with_it(beir, encoder_folder, tmp_path):
     assert asi("expand", beir, "--out", "x.jsonl", cwd=tmp_path).stderr.startswith("Error: give either --model")
 
 
-def test_more_pairs_join_train_and_nothing_else(beir, tmp_path):
+def test_more_pairs_are_trained_on_and_nothing_else(beir, tmp_path):
     (tmp_path / "more.jsonl").write_text(
         json.dumps({"query": "crimson home", "key": "red/house", "document": "x"}) + "\n"
     )
     plain = open_dataset(str(beir))
     both = WithMorePairs(plain, str(tmp_path / "more.jsonl"))
-    queries, qrels = both.judged("train")
-    assert len(queries) == len(plain.judged("train")[0]) + 1
-    assert [(q.text, r.document) for q in queries for r in qrels if r.query == q.key][-1] == (
-        "crimson home",
-        "red/house",
-    )
-    assert both.judged("test") == plain.judged("test")
+    texts, own = training_texts(both), training_texts(plain)
+    query, document = texts.pairs[-1]
+    assert (texts.queries[query], texts.documents[document].key) == ("crimson home", "red/house")
+    assert texts.own_pairs.tolist() == own.pairs.tolist() == texts.pairs[:-1].tolist()
+    assert all(both.judged(split) == plain.judged(split) for split in plain.splits)
     (tmp_path / "bad.jsonl").write_text(json.dumps({"query": "a", "key": "pink/house", "document": "x"}) + "\n")
     with pytest.raises(DataError, match="pink/house"):
-        WithMorePairs(plain, str(tmp_path / "bad.jsonl")).judged("train")
+        WithMorePairs(plain, str(tmp_path / "bad.jsonl")).further()
 
 
 def test_a_seq2seq_folder_writes_queries(encoder_folder, beir, tmp_path):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asi.arrays import expand_ranges
-from asi.datasets import Dataset
+from asi.datasets import Dataset, WithMorePairs
 from asi.errors import DataError
 from asi.records import Document
 
@@ -40,24 +40,49 @@ class Batch(NamedTuple):
         return Batch(self.queries[rows], self.documents[rows], self.step, self.first + rows.start)
 
 
-class TrainingPairs:
-    """Relevant (query, document) pairs as row numbers, in a new order every epoch."""
+class Shuffled:
+    """Pairs in a new order every epoch, `batch` of them in a step."""
 
-    def __init__(self, pairs: NDArray[np.int64], seed: int, batch: int) -> None:
-        self.pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
-        self.starts = np.searchsorted(self.pairs[:, 0], np.arange(self.pairs[:, 0].max() + 2))
+    def __init__(self, pairs: NDArray[np.int64], seed: Sequence[int], batch: int) -> None:
+        self.pairs = pairs
         self.seed = seed
-        self.batch = min(batch, len(pairs))
-        self.steps_per_epoch = len(pairs) // self.batch
+        self.batch = batch
+        self.steps_per_epoch = len(pairs) // max(batch, 1)
         self.order: tuple[int, NDArray[np.int64]] = (-1, np.empty(0, np.int64))
 
-    def at(self, step: int) -> Batch:
-        """The pairs of a step; the few pairs of an epoch that do not fill a batch wait for another epoch's order."""
+    def at(self, step: int) -> NDArray[np.int64]:
+        """(batch, 2); the few pairs of an epoch that do not fill a batch wait for another epoch's order."""
+        if not self.batch:
+            return self.pairs[:0]
         epoch, place = divmod(step, self.steps_per_epoch)
         if self.order[0] != epoch:
-            self.order = (epoch, np.random.default_rng([self.seed, epoch]).permutation(len(self.pairs)))
-        rows = self.order[1][place * self.batch : (place + 1) * self.batch]
-        return Batch(self.pairs[rows, 0], self.pairs[rows, 1], step)
+            self.order = (epoch, np.random.default_rng([*self.seed, epoch]).permutation(len(self.pairs)))
+        return self.pairs[self.order[1][place * self.batch : (place + 1) * self.batch]]
+
+
+class TrainingPairs:
+    """Relevant (query, document) pairs as row numbers, drawn in batches.
+
+    Of the pairs, those from number `own` on come from elsewhere (pseudo queries). They have no more than
+    `further_share` of a batch, because they may be many and worse. An epoch is one of the others.
+    """
+
+    def __init__(
+        self, pairs: NDArray[np.int64], seed: int, batch: int, own: int | None = None, further_share: float = 1.0
+    ) -> None:
+        own = len(pairs) if own is None else own
+        self.batch = min(batch, len(pairs))
+        further = int(min(further_share, 1 - own / len(pairs)) * self.batch)
+        parts = ((in_order(pairs[:own]), self.batch - further, [seed]), (in_order(pairs[own:]), further, [seed, 1]))
+        self.parts = [Shuffled(part, seeds, min(size, len(part))) for part, size, seeds in parts]
+        self.batch = sum(part.batch for part in self.parts)
+        self.steps_per_epoch = self.parts[0].steps_per_epoch
+        self.pairs = in_order(pairs)
+        self.starts = np.searchsorted(self.pairs[:, 0], np.arange(self.pairs[:, 0].max() + 2))
+
+    def at(self, step: int) -> Batch:
+        pairs = np.concatenate([part.at(step) for part in self.parts])
+        return Batch(pairs[:, 0], pairs[:, 1], step)
 
     def negatives(self, batch: Batch) -> Tensor:
         """(B, B) true where document j is not known to be relevant to query i: "(q, d-) not in D"."""
@@ -71,12 +96,21 @@ class TrainingPairs:
         return torch.from_numpy(negatives)
 
 
+def in_order(pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+    return pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+
+
 class TrainingTexts(NamedTuple):
     """The texts of a data set's training split: the whole corpus, because it will be indexed too."""
 
     documents: list[Document]
     queries: list[str]
     pairs: NDArray[np.int64]  # (n, 2): query row, document row
+    own: int  # of the pairs, the first so many; after them further ones from elsewhere, such as pseudo queries
+
+    @property
+    def own_pairs(self) -> NDArray[np.int64]:
+        return self.pairs[: self.own]
 
     def fingerprint(self) -> str:
         """Changes with the documents, the queries and what belongs together."""
@@ -92,12 +126,16 @@ class TrainingTexts(NamedTuple):
 def training_texts(dataset: Dataset, split: str = "train") -> TrainingTexts:
     documents = list(dataset.documents())
     queries, qrels = dataset.judged(split)
+    own = len(qrels)
+    if isinstance(dataset, WithMorePairs):
+        further_queries, further_qrels = dataset.further()
+        queries, qrels = queries + further_queries, qrels + further_qrels
     rows = {document.key: row for row, document in enumerate(documents)}
     query_rows = {query.key: row for row, query in enumerate(queries)}
     pairs = np.array([(query_rows[qrel.query], rows[qrel.document]) for qrel in qrels], dtype=np.int64).reshape(-1, 2)
     if len(np.unique(pairs[:, 1])) < 2:
         raise TooFewPairs(f"{dataset.name} has training pairs for fewer than two documents; nothing can be contrasted")
-    return TrainingTexts(documents, [query.text for query in queries], pairs)
+    return TrainingTexts(documents, [query.text for query in queries], pairs, own)
 
 
 def contents(documents: Sequence[Document]) -> list[str]:

@@ -103,6 +103,7 @@ class TrainConfig:
     chunk: int = 1024  # pairs that go through the network at once; any value gives the same gradient
     generation_batch: int = 256  # pairs of each step that the decoder learns from, until the docids are frozen
     docid_every: int = 4  # steps: between them only the ranking vectors learn, which need more and far cheaper steps
+    more_share: float = 0.25  # of a batch at most: pairs of --more, such as pseudo queries
     token_batch: int = 128  # pairs of each step whose tokens are matched with each other
     lr: float = 2e-3  # of heads, decoder and token matcher
     adapter_lr: float = 2e-3  # of the adapter on x, which the ranking vectors come from
@@ -143,6 +144,7 @@ class TrainConfig:
             0 <= self.straight_through_start <= self.straight_through_full <= 1,
             "train.straight_through_start and straight_through_full must be shares of the run, in this order",
         )
+        require(0 <= self.more_share <= 1, f"train.more_share must be from 0 to 1, got {self.more_share}")
         require(0 < self.freeze_docids <= 1, f"train.freeze_docids must be in (0, 1], got {self.freeze_docids}")
 
 

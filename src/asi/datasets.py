@@ -77,7 +77,7 @@ def read_documents(source: str, bad: BadRecords | None = None) -> Iterator[Docum
 
 
 class WithMorePairs:
-    """A data set whose `train` has the pairs of a file too, such as pseudo queries, about documents that it has."""
+    """A data set and the pairs of a file, such as pseudo queries, about documents that it has: to train on, too."""
 
     def __init__(self, dataset: Dataset, source: str, bad: BadRecords | None = None) -> None:
         self.dataset = dataset
@@ -95,17 +95,18 @@ class WithMorePairs:
         return self.dataset.documents()
 
     def judged(self, split: str) -> tuple[list[Query], list[Qrel]]:
-        queries, qrels = self.dataset.judged(split)
-        if split != "train":
-            return queries, qrels
-        more_queries, more_qrels = self.more.judged("train")
+        return self.dataset.judged(split)
+
+    def further(self) -> tuple[list[Query], list[Qrel]]:
+        """The pairs of the file; the keys of their queries are told apart from the data set's own."""
+        queries, qrels = self.more.judged("train")
         known = {document.key for document in self.documents()}
-        if unknown := next((qrel.document for qrel in more_qrels if qrel.document not in known), None):
+        if unknown := next((qrel.document for qrel in qrels if qrel.document not in known), None):
             raise DataError(f"{self.more.name} has pairs of the document {unknown!r}, which {self.dataset.name} lacks")
-        marked = {query.key: f"more {query.key}" for query in more_queries}
+        marked = {query.key: f"more {query.key}" for query in queries}
         return (
-            queries + [Query(marked[query.key], query.text) for query in more_queries],
-            qrels + [qrel._replace(query=marked[qrel.query]) for qrel in more_qrels],
+            [Query(marked[query.key], query.text) for query in queries],
+            [qrel._replace(query=marked[qrel.query]) for qrel in qrels],
         )
 
 

@@ -135,7 +135,7 @@ def rebuild(
         compute_features(loaded.model, loaded.tokenise(part), keep_states=keep and loaded.model.encoder.is_frozen)
         for part, keep in ((contents(texts.documents), loaded.model.matcher is not None), (texts.queries, False))
     )
-    corpus = CorpusFeatures(documents, queries, texts.pairs)
+    corpus = CorpusFeatures(documents, queries, texts.own_pairs)
     return build_store(folder, loaded, texts.documents, corpus, added, wait)
 
 

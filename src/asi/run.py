@@ -195,14 +195,15 @@ def prepare(
         reporter.stage(f"encoding {name}", len(tokens))
         features[name] = compute_features(model, tokens, keep_states=keep, cache=cache, progress=advance)
     start_matcher(model, features["documents"].tokens)
-    pairs = TrainingPairs(texts.pairs, config.train.seed, config.train.batch)
-    if pairs.batch < config.train.batch:
+    train = config.train
+    pairs = TrainingPairs(texts.pairs, train.seed, train.batch, texts.own, train.more_share)
+    if pairs.batch < train.batch:
         reporter.message(f"the data has {len(texts.pairs)} training pairs: batches have {pairs.batch} of them")
     possible = config.model.V**config.model.m
     if possible < 2 * len(texts.documents):
         reporter.message(f"only {possible} docids for {len(texts.documents)} documents; consider a larger model.m")
     objective = AsiObjective(model, features["queries"], features["documents"], pairs, config)
-    trainer = Trainer(objective, config.train, processes)
+    trainer = Trainer(objective, train, processes)
     return Prepared(texts, features["queries"], features["documents"], model, tokenise, trainer)
 
 
@@ -222,7 +223,7 @@ def finish(folder: RunFolder, config: Config, prepared: Prepared, reporter: Repo
     if not prepared.model.encoder.is_frozen:
         # From the texts, as a new document would be: kept states are rounded, and a docid could come out otherwise.
         documents = documents._replace(states=None)
-    corpus = CorpusFeatures(documents, queries, prepared.texts.pairs)
+    corpus = CorpusFeatures(documents, queries, prepared.texts.own_pairs)
     build_store(folder, loaded, prepared.texts.documents, corpus, added)
     shutil.rmtree(folder.cache, ignore_errors=True)
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
