@@ -102,6 +102,7 @@ class TrainConfig:
     batch: int = 1024  # pairs in a step, over all processes
     chunk: int = 1024  # pairs that go through the network at once; any value gives the same gradient
     generation_batch: int = 256  # pairs of each step that the decoder learns from, until the docids are frozen
+    start_heads: float = 0.0  # share of the run for the vectors alone; then the heads start as a quantiser of them
     docid_every: int = 4  # steps: between them only the ranking vectors learn, which need more and far cheaper steps
     more_share: float = 0.25  # of a batch at most: pairs of --more, such as pseudo queries
     token_batch: int = 128  # pairs of each step whose tokens are matched with each other
@@ -144,6 +145,7 @@ class TrainConfig:
             0 <= self.straight_through_start <= self.straight_through_full <= 1,
             "train.straight_through_start and straight_through_full must be shares of the run, in this order",
         )
+        require(0 <= self.start_heads < 1, f"train.start_heads must be in [0, 1), got {self.start_heads}")
         require(0 <= self.more_share <= 1, f"train.more_share must be from 0 to 1, got {self.more_share}")
         require(0 < self.freeze_docids <= 1, f"train.freeze_docids must be in (0, 1], got {self.freeze_docids}")
 
@@ -204,9 +206,9 @@ PRESETS: dict[str, Config] = {
     "small": Config(),
     # Docids alone: as many codes as a document needs, no decoder, no vectors; search in one pass.
     "docids": Config(
-        model=ModelConfig(m=16, V=256, token_width=0),
+        model=ModelConfig(m=32, V=256, token_width=0),
         loss=LossConfig(generation=0.0, contrastive=0.0, reverse=0.0, tokens=0.0, match=0.0, one_pass=1.0),
-        train=TrainConfig(docid_every=2, freeze_docids=1.0),
+        train=TrainConfig(start_heads=0.7, docid_every=1, freeze_docids=1.0, lr=5e-4),
         index=IndexConfig(known_queries=False, vectors=False),
         search=SearchConfig(mode="one-pass", ranking="docid"),
     ),

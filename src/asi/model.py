@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from asi.config import ModelConfig
 from asi.encoder import Encoder
+from asi.quantiser import Quantiser
 
 
 class Encoded(NamedTuple):
@@ -56,10 +57,27 @@ class IndexHeads(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):  # a docid must not depend on who asks, and at what precision
-            x = x.to(self.linear.weight.dtype)
-            x = self.adapter(x) if self.adapter is not None else x
-            logits = self.linear(self.norm(x)) * self.log_scale.exp()
+            logits = self.linear(self.inner(x)) * self.log_scale.exp()
             return logits.view(len(x), self.m, self.V)  # (B, m, V)
+
+    def inner(self, x: Tensor) -> Tensor:
+        """What the logits are linear in."""
+        x = x.to(self.linear.weight.dtype)
+        return self.norm(self.adapter(x) if self.adapter is not None else x)
+
+    @property
+    def untouched(self) -> bool:
+        """Neither trained nor started from a quantiser."""
+        return not self.linear.bias.any()
+
+    @torch.no_grad()
+    def start_from(self, quantiser: Quantiser, temperature: float) -> None:
+        """Give documents the codes of their nearest centres, and queries the scores that their vectors would have."""
+        rotation, centres = quantiser
+        weights = centres @ rotation.view(len(rotation), self.m, -1).permute(1, 2, 0)  # (m, V, D)
+        self.linear.weight.copy_(weights.flatten(0, 1))
+        self.linear.bias.copy_(-centres.square().sum(-1).flatten() / 2)
+        self.log_scale.fill_(-math.log(temperature * len(rotation)))  # the inner vectors have the length sqrt(D)
 
 
 class TokenMatcher(nn.Module):

@@ -5,6 +5,7 @@ through the straight-through docids (it pulls every document to the docid that t
 before the heads can resist); at the end the docids are frozen and only the decoder learns.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from asi.losses import straight_through
 from asi.matching import document_tokens, query_tokens
 from asi.metrics import DocidHealth, docid_health
 from asi.model import Asi, Encoded, TokenMatcher
+from asi.quantiser import SAMPLE, fit_quantiser
 
 TRAINED_TOKENS = 16  # of a query, that are matched in training: fewer than in search, because this is a step's cost
 
@@ -81,12 +83,16 @@ class AsiObjective:
         self.pairs = pairs
         self.config = config
         self.codes: Tensor | None = None  # (documents, m), once the docids are frozen
+        self.vectors_alone = config.train.start_heads > 0  # in this part of the run
         if config.model.docids == "random":
             self.freeze()
 
     def phase(self, progress: float) -> Phase:
         """The part of the schedule at `progress`, the share of the run that is over."""
         train, loss = self.config.train, self.config.loss
+        self.vectors_alone = progress < train.start_heads
+        if train.start_heads and not self.vectors_alone and self.model.heads.untouched:
+            self.start_heads()
         if progress >= train.freeze_docids:
             return Phase(0.0, joint=False, frozen=True)
         if progress < train.straight_through_start:
@@ -115,7 +121,16 @@ class AsiObjective:
 
     def learns_docids(self, batch: Batch) -> bool:
         """Whether it is a step for all losses, or for the ranking vectors alone."""
+        if self.vectors_alone:
+            return False
         return (batch.step + 1) % self.config.train.docid_every == 0 or not self.config.loss.vector
+
+    def start_heads(self) -> None:
+        """The docids begin as what the ranking vectors are near to, and are learned from there."""
+        rows = np.sort(np.random.default_rng(0).permutation(len(self.documents.tokens))[:SAMPLE])
+        found = [self.model.heads.inner(x) for _, x in self.vectors_of(rows)]
+        quantiser = fit_quantiser(torch.cat(found), self.model.config.m, self.model.config.V, self.config.train.seed)
+        self.model.heads.start_from(quantiser, self.config.loss.vector_temperature)
 
     def represent(self, batch: Batch) -> tuple[Representations, Encoded | None]:
         nothing = torch.zeros(len(batch.queries), 0, device=self.model.device)
@@ -253,13 +268,16 @@ class AsiObjective:
 
     def docids(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The docids (n, m) that the heads give the documents `rows` now."""
+        found = [docids_of(self.model, self.documents, own, x).cpu().numpy() for own, x in self.vectors_of(rows)]
+        return np.concatenate(found) if found else np.empty((0, self.model.config.m), dtype=np.int64)
+
+    def vectors_of(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
+        """The documents `rows`, some at a time, each with its x."""
         size = max(1, TOKENS_PER_BATCH // 16)
-        found = np.empty((len(rows), self.model.config.m), dtype=np.int64)
         with torch.no_grad():
             for start in range(0, len(rows), size):
-                x = encode(self.model, self.documents, rows[start : start + size], states=False).x
-                found[start : start + size] = docids_of(self.model, self.documents, rows[start : start + size], x).cpu()
-        return found
+                own = rows[start : start + size]
+                yield own, encode(self.model, self.documents, own, states=False).x
 
     def health(self, sample: int = 512) -> DocidHealth:
         """Health of the docids of the corpus, or of a sample of it where documents are expensive to encode."""
