@@ -24,7 +24,7 @@ from asi.errors import Interrupted
 from asi.features import compute_features
 from asi.model import Asi
 from asi.objective import AsiObjective, feature_dropout
-from asi.run import train
+from asi.run import Silence, train
 from asi.training import Trainer, lr_share
 
 ASI = [sys.executable, "-c", "from asi.cli import main; main()"]
@@ -269,6 +269,26 @@ def test_a_run_in_minutes_fixes_its_steps_and_keeps_them(tmp_path, beir, toy_con
     assert json.loads((tmp_path / "x" / "run.json").read_text())["steps"] == steps
     last = json.loads((tmp_path / "x" / "log.jsonl").read_text().splitlines()[-1])
     assert (last["step"], last["steps"]) == (steps, steps)
+
+
+class Counting(Silence):
+    steps = 0
+
+    def step(self, report):
+        self.steps = report.step
+
+
+@pytest.mark.parametrize("stopped_after", [6, 7, 8])
+def test_heads_start_once_even_if_the_run_is_stopped(tmp_path, beir, toy_config, stopped_after):
+    settings = replace(toy_config.train, steps=14, start_heads=0.5, docid_every=1, freeze_docids=1.0)
+    config, dataset, counting = replace(toy_config, train=settings), open_dataset(str(beir)), Counting()
+    train(dataset, tmp_path / "whole", config)
+    with pytest.raises(Interrupted):
+        train(dataset, tmp_path / "x", config, reporter=counting, stopping=lambda: counting.steps >= stopped_after)
+    train(dataset, tmp_path / "x", config, resume=True)
+    assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "x"))
+    start = [json.loads(line) for line in (tmp_path / "x" / "log.jsonl").read_text().splitlines()]
+    assert start[-1]["losses"].keys() >= {"vector", "match"}
 
 
 def test_feature_dropout_is_even_and_depends_on_row_and_step_alone():
