@@ -11,7 +11,7 @@ SOURCE = Path(asi.__file__).parent
 
 LAYERS = [
     "records errors arrays folders texts",
-    "config metrics significance losses t5 beam rows trec database snapshot",
+    "config metrics significance losses quantiser t5 beam rows trec database snapshot",
     "encoder corpora store",
     "model datasets",
     "features batches checkpoint distributed holdout ranking",

@@ -16,7 +16,7 @@ from asi.analysis.pages import Cell, Page, Section, Table
 from asi.errors import AsiError, ConfigError, Interrupted
 from asi.evaluation import DEPTH, QUERIES_PER_CALL, Run, answer_all, evaluate_documents, judged_queries, parts_of
 from asi.folders import write_atomically
-from asi.metrics import Buckets, Report, docid_health, docid_scores, reciprocal_ranks, relevant_keys
+from asi.metrics import Buckets, Report, docid_health, docid_scores, perplexity, reciprocal_ranks, relevant_keys
 from asi.significance import holm, randomisation_test
 from asi.systems.table import System
 from asi.systems.workplace import Built, Docids, Workplace
@@ -157,7 +157,9 @@ def with_docid_level(
     )  # a number of its own, never 0 0
     retrieved = [[(*split_docid(docid), 0, 0) for docid in own] for own in found]
     scores = docid_scores(Buckets.of(np.concatenate([codes, alone], axis=1)), retrieved, relevant)
-    return report.with_docids(scores, docid_health(codes[has_docid[:, 0]]))
+    known = has_docid[:, 0]
+    health = docid_health(codes[known])._replace(perplexity=[perplexity(column) for column in given[known].T])
+    return report.with_docids(scores, health)
 
 
 def split_codes(docids: Any) -> Any:

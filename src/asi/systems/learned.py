@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from asi.checkpoint import RunFolder
-from asi.config import Config, with_overrides
+from asi.config import preset, with_overrides
 from asi.errors import CheckpointError
 from asi.evaluation import DocidMap
 from asi.index import Index
@@ -44,7 +44,7 @@ class WithoutMessages:
     def message(self, text: str) -> None: ...
 
 
-def build_asi(workplace: Workplace, name: str, overrides: Sequence[str]) -> Built:
+def build_asi(workplace: Workplace, name: str, base: str, overrides: Sequence[str]) -> Built:
     """Train ASI as `asi train` does, with what the encoder made of the texts taken from the common cache."""
     settings = [
         f"model.encoder={workplace.encoder_name}",
@@ -53,7 +53,7 @@ def build_asi(workplace: Workplace, name: str, overrides: Sequence[str]) -> Buil
         f"train.minutes={workplace.minutes}",
         f"train.seed={workplace.seed}",
     ]
-    config = with_overrides(Config(), [*settings, *overrides])
+    config = with_overrides(preset(base), [*settings, *overrides])
     workplace.features(workplace.texts.queries)  # the minutes are for training alone, as for all systems
     _ = workplace.documents
     folder = train(
@@ -66,12 +66,16 @@ def build_asi(workplace: Workplace, name: str, overrides: Sequence[str]) -> Buil
 
 def open_asi(workplace: Workplace, folder: RunFolder) -> Built:
     index = Index.load(folder.path, str(workplace.device))
-    model = index.loaded.model
-    trained = parameters_of(model.adapter, model.heads, model.decoder, model.matcher)
+    model, config = index.loaded.model, index.loaded.config
+    trained = parameters_of(
+        model.adapter, model.heads, model.matcher, model.decoder if config.loss.generation else None
+    )
     docids = SearcherDocids(index.searcher, workplace.keys)
-    centres = len(np.unique(docids.of_documents, axis=0)) * model.encoder.shape.width * 4 / len(workplace.keys)
-    each = model.config.m * 2 + row_shape(model).whole + centres
-    batch = workplace.pairs(workplace.texts.pairs, index.loaded.config.train.batch).batch
+    each = model.config.m * 2.0
+    if config.index.vectors:
+        centres = len(np.unique(docids.of_documents, axis=0)) * model.encoder.shape.width * 4 / len(workplace.keys)
+        each += row_shape(model).whole + centres
+    batch = workplace.pairs(workplace.texts.pairs, config.train.batch).batch
     return Built(index.searcher, trained, minutes_of(folder, batch), each, docids)
 
 

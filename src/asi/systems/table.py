@@ -68,8 +68,8 @@ def sequence(
     )
 
 
-def asi(name: str, differs: str, overrides: Sequence[str] = ()) -> System:
-    build = partial(build_asi, name=name, overrides=overrides)
+def asi(name: str, differs: str, overrides: Sequence[str] = (), base: str = "small") -> System:
+    build = partial(build_asi, name=name, base=base, overrides=overrides)
     return System(name, "learned docids and ranking", "this project's paper", differs, True, build)
 
 
@@ -176,6 +176,7 @@ ROWS = (
         asi(f"asi-{name}", "a variant of our recipe", overrides)
         for name, overrides in VARIANTS.items() if name != "unique"
     ),
+    asi("asi-docids", "32 codes and nothing else: no decoder, no vectors, one-pass search", base="docids"),
 )  # fmt: skip
 BY_NAME = {system.name: system for system in ROWS}
 
