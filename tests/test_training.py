@@ -25,7 +25,7 @@ from asi.features import compute_features
 from asi.model import Asi
 from asi.objective import AsiObjective, feature_dropout
 from asi.run import Silence, train
-from asi.training import Trainer, lr_share
+from asi.training import Trainer, decay_of_residual, lr_share
 
 ASI = [sys.executable, "-c", "from asi.cli import main; main()"]
 
@@ -124,6 +124,20 @@ def test_learning_rate_warms_up_and_decays():
     assert shares[:10] == pytest.approx([i / 10 for i in range(1, 11)])
     assert shares == sorted(shares[:10]) + sorted(shares[10:], reverse=True)
     assert shares[-1] < 0.06
+
+
+def test_only_the_residual_layer_is_drawn_back_and_less_where_pairs_are_many(toy_config, beir, encoder_folder):
+    config = replace(toy_config, train=replace(toy_config.train, adapter_decay=4.0, adapter_lr=0.01, weight_decay=0.0))
+    trainer = build_trainer(config, beir, encoder_folder)
+    before = {name: weight.clone() for name, weight in trainer.weights().items()}
+    for weight in trainer.objective.model.parameters():
+        weight.grad = torch.zeros_like(weight)
+    trainer.optimizer.step()
+    for name, weight in trainer.weights().items():
+        share = 0.96 if name.startswith("adapter.") else 1.0
+        torch.testing.assert_close(weight, share * before[name])
+    pairs = TrainingPairs(np.stack([np.arange(40_000)] * 2, axis=1), seed=0, batch=8, own=20_000)
+    assert decay_of_residual(4.0, pairs) == 2.0
 
 
 # Whole runs -----------------------------------------------------------------------------------------------------------

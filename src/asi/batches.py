@@ -70,7 +70,7 @@ class TrainingPairs:
     def __init__(
         self, pairs: NDArray[np.int64], seed: int, batch: int, own: int | None = None, further_share: float = 1.0
     ) -> None:
-        own = len(pairs) if own is None else own
+        self.own = own = len(pairs) if own is None else own
         self.batch = min(batch, len(pairs))
         further = int(min(further_share, 1 - own / len(pairs)) * self.batch)
         parts = ((in_order(pairs[:own]), self.batch - further, [seed]), (in_order(pairs[own:]), further, [seed, 1]))

@@ -108,8 +108,9 @@ class TrainConfig:
     token_batch: int = 128  # pairs of each step whose tokens are matched with each other
     lr: float = 2e-3  # of heads, decoder and token matcher
     adapter_lr: float = 2e-3  # of the adapter on x, which the ranking vectors come from
+    adapter_decay: float = 5.0  # weight decay of it, up to 10,000 pairs; less with more (training.decay_of_residual)
     encoder_lr: float = 2e-5  # for encoder layers that are not frozen
-    weight_decay: float = 0.01
+    weight_decay: float = 0.01  # of everything else
     warmup_steps: int = 50
     clip: float = 1.0  # of the gradient's norm: decoder, heads, adapter and encoder each by itself
     straight_through_start: float = 0.3  # share of the run after which L_s's gradient into the heads is ramped in
@@ -140,7 +141,8 @@ class TrainConfig:
         require(self.batch >= 2, "train.batch must be at least 2: the other documents of the batch are the negatives")
         for name in ("lr", "adapter_lr", "encoder_lr", "clip"):
             require(getattr(self, name) > 0, f"train.{name} must be positive, got {getattr(self, name)}")
-        require(self.weight_decay >= 0 and self.warmup_steps >= 0, "train.weight_decay and warmup_steps: not negative")
+        for name in ("weight_decay", "adapter_decay", "warmup_steps"):
+            require(getattr(self, name) >= 0, f"train.{name} must not be negative, got {getattr(self, name)}")
         require(
             0 <= self.straight_through_start <= self.straight_through_full <= 1,
             "train.straight_through_start and straight_through_full must be shares of the run, in this order",
@@ -165,9 +167,7 @@ class SearchConfig:
     token_weight: float = 0.4  # of the match of tokens beside the similarity of vectors, if the model has token vectors
     matched: int = 100  # candidates whose tokens are matched: the most similar ones
     docid_weight: float = 0.005  # of the docid's log-probability in that sum; the similarity has weight 1
-    fill_weight: float = (
-        0.01  # of the heads' log-probability beside the nearness of a bucket's mean vector, in constrained
-    )
+    fill_weight: float = 0.01  # of the heads' log-probability beside the nearness of a bucket's mean, in constrained
     bucket_cap: int | None = None  # documents of one bucket in an answer, at the most
 
     def __post_init__(self) -> None:

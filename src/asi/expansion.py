@@ -34,7 +34,7 @@ from asi.model import Asi, DecoderLayer
 from asi.pretrained import load_pretrained
 from asi.records import Document
 from asi.run import Reporter
-from asi.training import Listener, Nothing, PlainObjective, StepReport, Trainer, fit
+from asi.training import Listener, Nothing, ParameterGroup, PlainObjective, StepReport, Trainer, fit
 
 QUERY_TOKENS = 24
 DEFAULT_STEPS = 600
@@ -137,8 +137,8 @@ class ExpansionObjective(PlainObjective):
         self.rows = torch.full((model.embeddings.num_embeddings,), -1)  # word piece -> place in the vocabulary
         self.rows[model.vocabulary.cpu()] = torch.arange(len(model.vocabulary))
 
-    def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]:
-        return {"decoder": (list(self.model.parameters()), self.lr)}
+    def parameter_groups(self) -> dict[str, ParameterGroup]:
+        return {"decoder": ParameterGroup(list(self.model.parameters()), self.lr)}
 
     def represent(self, batch: Batch) -> tuple[Nothing, tuple[Tensor, Tensor, Tensor]]:
         return Nothing(), document_memory(self.documents, batch.documents, self.model.positions)
@@ -387,6 +387,29 @@ def write_pairs(
         lines.append(json.dumps(record | ({"title": document.title} if is_first else {}), ensure_ascii=False) + "\n")
     write_atomically(out, "".join(lines))
     return len(lines)
+
+
+def pseudo_queries_file(
+    dataset: Dataset,
+    folder: Path,
+    steps: int,
+    count: int,
+    seed: int,
+    device: torch.device,
+    reporter: Reporter,
+    stopping: Callable[[], bool] = lambda: False,
+    cache: Path | None = None,
+    config: GeneratorConfig | None = None,
+) -> Path:
+    """The pairs file in `folder` with `count` pseudo queries of every document, from a generator that is trained on the
+    data set's pairs; what is there already is not made again."""
+    file = folder / "pseudo-queries.jsonl"
+    if not file.exists():
+        generator = train_on_pairs(
+            dataset, folder / "generator", steps, seed, device, reporter, stopping, cache, config
+        )  # fmt: skip
+        write_pairs(generator, list(dataset.documents()), file, count, seed, reporter, stopping)
+    return file
 
 
 def train_on_pairs(

@@ -22,6 +22,7 @@ from asi.matching import document_tokens, query_tokens
 from asi.metrics import DocidHealth, docid_health
 from asi.model import Asi, Encoded, TokenMatcher
 from asi.quantiser import SAMPLE, fit_quantiser
+from asi.training import ParameterGroup, decay_of_residual
 
 TRAINED_TOKENS = 16  # of a query, that are matched in training: fewer than in search, because this is a step's cost
 
@@ -105,19 +106,21 @@ class AsiObjective:
     def course(self, step: int, steps: int) -> tuple[int, int]:
         return step, steps
 
-    def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]:
-        """Named groups of parameters with their learning rates; each group's gradient is clipped by itself."""
+    def parameter_groups(self) -> dict[str, ParameterGroup]:
         train = self.config.train
+        trained = [p for p in self.model.encoder.parameters() if p.requires_grad]
         groups = {
-            "decoder": (list(self.model.decoder.parameters()), train.lr),
-            "heads": (list(self.model.heads.parameters()), train.lr),
-            "encoder": ([p for p in self.model.encoder.parameters() if p.requires_grad], train.encoder_lr),
+            "decoder": ParameterGroup(list(self.model.decoder.parameters()), train.lr),
+            "heads": ParameterGroup(list(self.model.heads.parameters()), train.lr),
+            "encoder": ParameterGroup(trained, train.encoder_lr),
         }
         if self.model.matcher is not None:
-            groups["matcher"] = (list(self.model.matcher.parameters()), train.lr)
+            groups["matcher"] = ParameterGroup(list(self.model.matcher.parameters()), train.lr)
         if self.model.adapter is not None:
-            groups["adapter"] = (list(self.model.adapter.parameters()), train.adapter_lr)
-        return {name: group for name, group in groups.items() if group[0]}
+            parameters = list(self.model.adapter.parameters())
+            decay = decay_of_residual(train.adapter_decay, self.pairs)
+            groups["adapter"] = ParameterGroup(parameters, train.adapter_lr, decay)
+        return {name: group for name, group in groups.items() if group.parameters}
 
     def learns_docids(self, batch: Batch) -> bool:
         """Whether it is a step for all losses, or for the ranking vectors alone."""

@@ -26,9 +26,27 @@ from asi.metrics import DocidHealth
 
 FINAL_LR_SHARE = 0.05  # of the peak, where the cosine ends
 DEFAULT_MINUTES = 10.0  # the length of a run for which none is given
+FEW_PAIRS = 10_000
 REHEARSED_RUN, REHEARSED_PART = 1010, 101  # steps of the run whose speed is measured, and of a part of it
 REHEARSALS = 4  # of each part, if they take no more than
 REHEARSED_SHARE = 0.1  # of the minutes
+
+
+class ParameterGroup(NamedTuple):
+    """Parameters that are trained alike; the gradient of each group is clipped by itself."""
+
+    parameters: list[nn.Parameter]
+    lr: float
+    decay: float | None = None  # weight decay; default: that of the run
+
+
+def decay_of_residual(decay: float, pairs: TrainingPairs) -> float:
+    """Weight decay of a residual layer on a pretrained vector, which draws back to that vector.
+
+    Without it few pairs are learnt by heart in minutes. What is right for `FEW_PAIRS` is too much for more of them: a
+    prior counts as much as so many pairs, however many there are.
+    """
+    return decay * min(1.0, FEW_PAIRS / pairs.own)
 
 
 class Objective(Protocol):
@@ -38,7 +56,7 @@ class Objective(Protocol):
     def model(self) -> nn.Module: ...
     @property
     def pairs(self) -> TrainingPairs: ...
-    def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]: ...
+    def parameter_groups(self) -> dict[str, ParameterGroup]: ...
     def phase(self, progress: float) -> Any: ...  # has a boolean `frozen`
     def course(self, step: int, steps: int) -> tuple[int, int]: ...
     def represent(self, batch: Batch) -> tuple[Any, Any]: ...
@@ -148,8 +166,16 @@ class Trainer:
         batch = objective.pairs.batch
         if batch % processes.count:
             raise ConfigError(f"a batch of {batch} pairs can't be shared evenly by {processes.count} processes")
-        settings = [{"params": parameters, "lr": lr, "peak": lr} for parameters, lr in self.groups.values()]
-        self.optimizer = torch.optim.AdamW(settings, betas=(0.9, 0.98), weight_decay=config.weight_decay, fused=True)
+        settings = [
+            {
+                "params": group.parameters,
+                "lr": group.lr,
+                "peak": group.lr,
+                "weight_decay": config.weight_decay if group.decay is None else group.decay,
+            }
+            for group in self.groups.values()
+        ]
+        self.optimizer = torch.optim.AdamW(settings, betas=(0.9, 0.98), fused=True)
         device = next(objective.model.parameters()).device
         self.autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
 
@@ -164,7 +190,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         batch = self.objective.pairs.at(step)
         parts = self.frozen_backward(batch, phase) if phase.frozen else self.joint_backward(batch, phase)
-        for parameters, _ in self.groups.values():
+        for parameters, _, _ in self.groups.values():
             if any(parameter.grad is not None for parameter in parameters):  # else the phase leaves the group alone
                 self.processes.sum_gradients(parameters)
                 nn.utils.clip_grad_norm_(parameters, self.config.clip)

@@ -10,7 +10,7 @@ from asi.analysis.studies import Bench, measured_run
 from asi.datasets import Dataset, WithMorePairs
 from asi.distributed import choose_device
 from asi.evaluation import evaluate_documents
-from asi.expansion import train_on_pairs, write_pairs
+from asi.expansion import pseudo_queries_file
 from asi.metrics import Report
 from asi.records import Document
 from asi.run import check_same_run
@@ -26,13 +26,10 @@ def expansion_section(bench: Bench) -> Section:
     dataset, splits, config = bench.dataset, bench.splits, bench.config
     check_same_run(bench.run_folder("default"), config, dataset.name)
     documents = list(dataset.documents())
-    file = bench.out / "pseudo-queries.jsonl"
-    if not file.exists():
-        generator = train_on_pairs(
-            dataset, bench.out / "generator", GENERATOR_STEPS, config.train.seed, choose_device(bench.device),
-            bench.reporter, bench.stopping, bench.cache,
-        )  # fmt: skip
-        write_pairs(generator, documents, file, QUERIES_PER_DOCUMENT, config.train.seed, bench.reporter, bench.stopping)
+    file = pseudo_queries_file(
+        dataset, bench.out, GENERATOR_STEPS, QUERIES_PER_DOCUMENT, config.train.seed, choose_device(bench.device),
+        bench.reporter, bench.stopping, bench.cache,
+    )  # fmt: skip
     expanded = WithMorePairs(dataset, str(file))
     pseudo = pseudo_queries(expanded)
     longer = [Document(d.key, f"{d.text} {' '.join(pseudo.get(d.key, []))}", d.title) for d in documents]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from asi.batches import DOCUMENT, QUERY, Batch, TrainingPairs
-from asi.config import LossConfig
+from asi.config import LossConfig, TrainConfig
 from asi.features import Features
 from asi.losses import in_batch_softmax
 from asi.model import Adapter
@@ -24,7 +24,7 @@ from asi.objective import feature_dropout
 from asi.records import Hit
 from asi.systems.lexical import LexicalRetriever
 from asi.systems.workplace import Built, Workplace, parameters_of, require_faiss
-from asi.training import StagedObjective
+from asi.training import ParameterGroup, StagedObjective, decay_of_residual
 
 BATCH = 1024
 LEARNING_RATE = 2e-3
@@ -72,6 +72,10 @@ class BiEncoder(nn.Module):
         self.second = Tower(width, settings) if settings.towers == 2 else None
 
     @property
+    def towers(self) -> list[Tower]:
+        return [self.query] if self.second is None else [self.query, self.second]
+
+    @property
     def document(self) -> Tower:
         return self.second if self.second is not None else self.query
 
@@ -101,8 +105,12 @@ class DenseObjective(StagedObjective):
         self.settings = settings
         self.hard = hard  # (queries,) rows of documents
 
-    def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]:
-        return {"towers": (list(self.model.parameters()), LEARNING_RATE)}
+    def parameter_groups(self) -> dict[str, ParameterGroup]:
+        adapters = [p for tower in self.model.towers for p in tower.adapter.parameters()]
+        tops = [p for tower in self.model.towers if tower.top is not None for p in tower.top.parameters()]
+        decay = decay_of_residual(TrainConfig().adapter_decay, self.stages[-1][1])
+        groups = {"adapters": ParameterGroup(adapters, LEARNING_RATE, decay)}
+        return groups | ({"tops": ParameterGroup(tops, LEARNING_RATE)} if tops else {})
 
     def pooled(self, texts: NDArray[np.float32], rows: NDArray[np.int64], kind: int, batch: Batch) -> Tensor:
         """The encoder's vectors, with the dropout that ASI's have."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from asi.batches import Batch, TrainingPairs
 from asi.features import Features, encode
@@ -23,7 +23,7 @@ from asi.model import Decoder
 from asi.systems.identifiers import Identifiers, cluster_centres
 from asi.systems.sequences import LEARNING_RATE, SequenceRetriever, Shape, sequence_loss
 from asi.systems.workplace import Built, Workplace, parameters_of
-from asi.training import PlainObjective, part_of_run
+from asi.training import ParameterGroup, PlainObjective, part_of_run
 
 SOURCES = ("queries", "pseudo")
 BATCH = 128
@@ -143,8 +143,8 @@ class GenRetObjective(PlainObjective):
         codes = self.model.codes
         codes[:, POSITIONS] = numbers_within(codes[:, :POSITIONS].cpu().numpy(), rows).to(codes.device)
 
-    def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]:
-        return {"decoder": (list(self.model.parameters()), LEARNING_RATE)}
+    def parameter_groups(self) -> dict[str, ParameterGroup]:
+        return {"decoder": ParameterGroup(list(self.model.parameters()), LEARNING_RATE)}
 
     def represent(self, batch: Batch) -> tuple[States, tuple[Tensor, Tensor]]:
         """The states at the position that is being learned, and all states of query and document."""

@@ -23,7 +23,7 @@ from asi.records import Docid, Hit
 from asi.systems.identifiers import END, Identifiers
 from asi.systems.words import WordCodes
 from asi.systems.workplace import Built, Source, Workplace, parameters_of
-from asi.training import Nothing, StagedObjective
+from asi.training import Nothing, ParameterGroup, StagedObjective
 
 BATCH = 256
 CODES_AT_ONCE = 2**24  # logits of a step; a batch with long docids of many codes is smaller
@@ -145,8 +145,8 @@ class SequenceObjective(StagedObjective):
         self.words = words
         self.given = given  # codes at the beginning that are not written
 
-    def parameter_groups(self) -> dict[str, tuple[list[nn.Parameter], float]]:
-        return {"decoder": (list(self.model.parameters()), LEARNING_RATE)}
+    def parameter_groups(self) -> dict[str, ParameterGroup]:
+        return {"decoder": ParameterGroup(list(self.model.parameters()), LEARNING_RATE)}
 
     def represent(self, batch: Batch) -> tuple[Nothing, Encoded]:
         return Nothing(), encode(self.encoder, self.features, batch.queries)

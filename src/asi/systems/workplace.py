@@ -22,7 +22,7 @@ from asi.datasets import Dataset, open_dataset
 from asi.distributed import Processes
 from asi.encoder import TextTokeniser, TokenisedTexts
 from asi.errors import ConfigError, Interrupted
-from asi.expansion import GeneratorConfig, train_on_pairs, write_pairs
+from asi.expansion import GeneratorConfig, pseudo_queries_file
 from asi.features import Features, compute_features
 from asi.model import Asi, Encoded
 from asi.pretrained import load_pretrained
@@ -167,14 +167,11 @@ class Workplace:
     @cached_property
     def pseudo_queries(self) -> list[list[str]]:
         """Sampled queries of every document, from a generator that is trained on the pairs once for all systems."""
-        file = self.out / "pseudo-queries.jsonl"
-        if not file.exists():
-            steps = min(GENERATOR_STEPS, max(50, len(self.texts.pairs) // 4))  # a small corpus is learnt sooner
-            generator = train_on_pairs(
-                self.dataset, self.out / "generator", steps, self.seed, self.device, self.reporter,
-                self.stopping, self.cache, GeneratorConfig(encoder=self.encoder_name, max_length=self.max_length),
-            )  # fmt: skip
-            write_pairs(generator, self.texts.documents, file, PSEUDO_QUERIES, self.seed, self.reporter, self.stopping)
+        steps = min(GENERATOR_STEPS, max(50, len(self.texts.pairs) // 4))  # a small corpus is learnt sooner
+        file = pseudo_queries_file(
+            self.dataset, self.out, steps, PSEUDO_QUERIES, self.seed, self.device, self.reporter,
+            self.stopping, self.cache, GeneratorConfig(encoder=self.encoder_name, max_length=self.max_length),
+        )  # fmt: skip
         queries, qrels = open_dataset(str(file)).judged("train")
         texts = {query.key: query.text for query in queries}
         rows = {key: row for row, key in enumerate(self.keys)}
