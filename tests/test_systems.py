@@ -18,18 +18,12 @@ from asi.model import Decoder, Encoded, Generation
 from asi.run import Silence
 from asi.significance import holm, randomisation_test
 from asi.systems import identifiers
+from asi.systems.decoders import PrefixAwareDecoder, PrefixAwareGeneration, Shape
 from asi.systems.dense import multi_label_margin
 from asi.systems.genret import balanced_codes, numbers_within
 from asi.systems.identifiers import END, padded
 from asi.systems.ngrams import BETA, Ngrams, document_scores, ngrams_of, weight_of
-from asi.systems.sequences import (
-    PrefixAwareDecoder,
-    PrefixAwareGeneration,
-    SequenceRetriever,
-    Shape,
-    UntilTheEnd,
-    sequence_loss,
-)
+from asi.systems.sequences import SequenceRetriever, UntilTheEnd, sequence_loss
 from asi.systems.table import BY_NAME, ROWS, chosen_systems
 from asi.systems.windows import LENGTH, View
 from asi.systems.words import COPYING, WordCodes

@@ -22,7 +22,7 @@ from asi.losses import in_batch_softmax
 from asi.model import Adapter
 from asi.objective import feature_dropout
 from asi.records import Hit
-from asi.systems.lexical import LexicalRetriever
+from asi.systems.lexical import bm25_negatives
 from asi.systems.workplace import Built, Workplace, parameters_of, require_faiss
 from asi.training import ParameterGroup, StagedObjective, decay_of_residual
 
@@ -225,33 +225,3 @@ def build_dense(workplace: Workplace, name: str, settings: DenseSettings) -> Bui
     minutes = workplace.train(name, objective)
     retriever = DenseRetriever(workplace, model, settings)
     return Built(retriever, parameters_of(model), minutes, retriever.vectors.shape[1] * 4)
-
-
-def bm25_negatives(workplace: Workplace, sources: Sequence[Sequence[str]]) -> NDArray[np.int64]:
-    """For every query the best known document by BM25 that does not answer it; a random one if there is none."""
-    file = workplace.cache / f"bm25-negatives-{'-'.join(str(len(source)) for source in sources)}.npy"
-    if file.exists():
-        found: NDArray[np.int64] = np.load(file)
-        return found
-    rows = {key: row for row, key in enumerate(workplace.keys)}
-    lexical = LexicalRetriever([workplace.texts.documents[row] for row in workplace.known])
-    answers: dict[int, set[int]] = {}
-    for query, document in workplace.texts.pairs.tolist():
-        answers.setdefault(query, set()).add(document)
-    texts = [text for source in sources for text in source]
-    if len(sources) > 1:
-        pseudo = workplace.source("pseudo")
-        answers |= {len(sources[0]) + text: {row} for text, row in pseudo.pairs.tolist()}
-    draw = np.random.default_rng(workplace.seed)
-    negatives = draw.choice(workplace.known, size=len(texts))
-    workplace.reporter.stage("looking for hard negatives", len(texts))
-    for i, text in enumerate(texts):
-        own = answers.get(i, set())
-        [hits] = lexical.search([text], len(own) + 3)
-        best = next((rows[hit.key] for hit in hits if rows[hit.key] not in own), None)
-        negatives[i] = negatives[i] if best is None else best
-        if i % 1000 == 0:
-            workplace.advance(i)
-    workplace.cache.mkdir(parents=True, exist_ok=True)
-    np.save(file, negatives)
-    return negatives

@@ -20,8 +20,9 @@ from asi.batches import Batch, TrainingPairs
 from asi.features import Features, encode
 from asi.losses import in_batch_softmax
 from asi.model import Decoder
+from asi.systems.decoders import Shape
 from asi.systems.identifiers import Identifiers, cluster_centres
-from asi.systems.sequences import LEARNING_RATE, SequenceRetriever, Shape, sequence_loss
+from asi.systems.sequences import LEARNING_RATE, SequenceRetriever, sequence_loss
 from asi.systems.workplace import Built, Workplace, parameters_of
 from asi.training import ParameterGroup, PlainObjective, part_of_run
 

@@ -15,14 +15,9 @@ from torch import Tensor
 from asi.beam import beam_search
 from asi.model import Decoder
 from asi.records import Hit
+from asi.systems.decoders import Shape
 from asi.systems.identifiers import END
-from asi.systems.sequences import (
-    SequenceObjective,
-    Shape,
-    UntilTheEnd,
-    batch_of,
-    generation,
-)
+from asi.systems.sequences import SequenceObjective, UntilTheEnd, batch_of, generation
 from asi.systems.windows import LENGTH, View
 from asi.systems.words import WordCodes
 from asi.systems.workplace import Built, Workplace, parameters_of
