@@ -5,7 +5,7 @@ python benchmarks/results.py --out FOLDER --minutes 10 --data hpo --data pydoc -
 With several seeds ASI is trained with each, the others with the first.
 
 All trained systems use the same loop, encoder, adapter and softmax on vectors; the bi-encoder trains nothing else, the
-preset `docids` (16 bytes per document, no vectors) no decoder.
+preset `docids` (32 bytes per document, no vectors) no decoder.
 Runs that are finished are not trained again. Prints a Markdown table and says which goals are met; the measures go to
 FOLDER/results.json.
 """

@@ -26,7 +26,7 @@ from asi.features import Features
 from asi.indexing import row_shape
 from asi.matching import match, query_tokens
 from asi.model import Encoded, Generation
-from asi.ranking import unpack
+from asi.ranking import buckets_as_rows, unpack
 from asi.records import Docid, Document, Hit
 from asi.snapshot import Snapshot
 from asi.store import Store
@@ -63,7 +63,7 @@ class View(NamedTuple):
 
     snapshot: Snapshot
     tree: PrefixTree
-    centres: tuple[Tensor, Tensor] | None  # means of each bucket's vectors (U, D) and biases (U,)
+    centres: tuple[Tensor, Tensor] | None  # what each bucket is near to: means of vectors (U, D) and biases (U,)
 
 
 class Searcher:
@@ -102,15 +102,13 @@ class Searcher:
         is_used = self.config.mode == "constrained" and self.config.ranking != "docid"
         if not is_used or not count or 4 * count * width > LARGEST_CENTRES:
             return None
-        sums, biases = np.empty((count, width), dtype=np.float32), np.empty(count, dtype=np.float32)
+        means, biases = np.empty((count, width), dtype=np.float32), np.empty(count, dtype=np.float32)
         for first in range(0, count, BUCKETS_AT_ONCE):
             starts = snapshot.offsets[first : first + BUCKETS_AT_ONCE + 1]
-            vectors, bias = unpack(self.store.vectors(snapshot.numbers[starts[0] : starts[-1]], self.ranked))
-            sums[first : first + BUCKETS_AT_ONCE] = np.add.reduceat(vectors, starts[:-1] - starts[0], axis=0)
-            biases[first : first + BUCKETS_AT_ONCE] = np.add.reduceat(bias, starts[:-1] - starts[0])
-        sizes = np.diff(snapshot.offsets).astype(np.float32)
-        means = torch.from_numpy(sums / sizes[:, None]), torch.from_numpy(biases / sizes)
-        return means[0].to(self.model.device), means[1].to(self.model.device)
+            rows = unpack(self.store.vectors(snapshot.numbers[starts[0] : starts[-1]], self.ranked))
+            some = slice(first, first + BUCKETS_AT_ONCE)
+            means[some], biases[some] = buckets_as_rows(rows, starts[:-1] - starts[0])
+        return torch.from_numpy(means).to(self.model.device), torch.from_numpy(biases).to(self.model.device)
 
     def candidates(self, view: View, k: int) -> int:
         """How many documents are ranked."""
@@ -185,7 +183,7 @@ class Searcher:
             return constrained_beams(generation, nearness, view, beams, count, query.real)
 
     def nearness(self, query: "PaddedQueries", logits: Tensor, view: View) -> Tensor:
-        """How near every docid is to every query (Q, U): by its bucket's mean vector and by the heads."""
+        """How near every docid is to every query (Q, U): by its bucket's vectors and by the heads."""
         by_heads = one_pass_scores(logits.log_softmax(-1), view.snapshot)
         if view.centres is None:
             return by_heads
