@@ -71,7 +71,8 @@ def buckets_as_rows(rows: RankingRows, starts: NDArray[np.int64]) -> RankingRows
     each other is nearer than its mean. How much of their distances from the mean is along a query, is measured.
     """
     sizes = np.diff(starts, append=len(rows.vectors)).astype(np.float32)
-    means: Floats = np.add.reduceat(rows.vectors, starts, axis=0) / sizes[:, None]
+    sums: Floats = np.add.reduceat(rows.vectors, starts, axis=0)
+    means = sums / sizes[:, None]
     squares = np.add.reduceat(np.square(rows.vectors).sum(axis=1), starts) / sizes
     spread = np.sqrt(np.maximum(squares - np.square(means).sum(axis=1), 0))
     bias = np.add.reduceat(rows.bias, starts) / sizes
