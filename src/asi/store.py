@@ -30,7 +30,7 @@ from asi.folders import restore
 from asi.records import Docid, Document
 from asi.snapshot import MAX_CODES, Snapshot
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 VECTORS = "vectors.i8"
 MAX_LENGTH = 32  # m
 MAX_KEY_BYTES = 400  # LMDB refuses keys of more than 511 bytes
@@ -51,10 +51,19 @@ class StoreMeta:
     fingerprint: str  # of the model that made docids and vectors
     format_version: int = FORMAT_VERSION
 
+    @property
+    def code(self) -> str:
+        """The kind of number that a code is, by its letter in `struct`: one byte if that is enough, or two."""
+        return "B" if self.V <= 256 else "H"
+
+    @cached_property
+    def docid_bytes(self) -> int:
+        return struct.calcsize(f">{self.m}{self.code}")
+
     @cached_property
     def head(self) -> struct.Struct:
         """The start of a document's record: its docid, the bytes of its key, the bytes of its title."""
-        return struct.Struct(f">{self.m}HHI")
+        return struct.Struct(f">{self.m}{self.code}HI")
 
 
 class StoredDocument(NamedTuple):
@@ -156,7 +165,7 @@ class Store:
             known = self._snapshot
             if known is None or known.transaction != self._database.last_transaction():
                 with self._reading() as (txn, tables):
-                    known = self._snapshot = read_snapshot(txn, tables, self.meta.m)
+                    known = self._snapshot = read_snapshot(txn, tables, self.meta)
             return known
 
     def documents(self, numbers: Iterable[int]) -> list[Document | None]:
@@ -352,11 +361,11 @@ def next_number(txn: Transaction, tables: Tables) -> int:
     return int.from_bytes(packed)
 
 
-def read_snapshot(txn: Transaction, tables: Tables, m: int) -> Snapshot:
+def read_snapshot(txn: Transaction, tables: Tables, meta: StoreMeta) -> Snapshot:
     with txn.cursor(tables.postings) as docids, txn.cursor(tables.postings) as numbers:
         pairs = numbers.getmulti(docids.iternext_nodup(), dupdata=True, dupfixed_bytes=NUMBER.size, keyfixed=True)
-    rows = np.frombuffer(pairs, np.dtype([("docid", ">u2", (m,)), ("number", ">u4")]))  # (N,)
-    codes = rows["docid"].astype(np.uint16)  # (N, m)
+    rows = np.frombuffer(pairs, np.dtype([("docid", f">{meta.code}", (meta.m,)), ("number", ">u4")]))  # (N,)
+    codes = rows["docid"].astype(meta.code)  # (N, m)
     is_first = np.ones(len(rows), bool)  # of its bucket
     is_first[1:] = (codes[1:] != codes[:-1]).any(1)
     starts = np.flatnonzero(is_first)
@@ -422,7 +431,7 @@ def insert(meta: StoreMeta, txn: Transaction, tables: Tables, first: int, packed
     if added < len(numbers):
         raise StoreError(f"a document number from {first} on is taken: {DAMAGED}")
     with txn.cursor(tables.postings) as cursor:
-        docids = [record[: 2 * meta.m] for record in records]
+        docids = [record[: meta.docid_bytes] for record in records]
         cursor.putmulti(sorted(zip(docids, numbers, strict=True)))
     txn.put(b"next", NUMBER.pack(first + len(packed)), db=tables.meta)
 
@@ -430,7 +439,7 @@ def insert(meta: StoreMeta, txn: Transaction, tables: Tables, first: int, packed
 def remove(meta: StoreMeta, txn: Transaction, tables: Tables, numbers: Iterable[bytes]) -> None:
     for number in numbers:
         if record := txn.pop(number, db=tables.documents):
-            txn.delete(record[: 2 * meta.m], number, db=tables.postings)
+            txn.delete(record[: meta.docid_bytes], number, db=tables.postings)
 
 
 def problems(meta: StoreMeta, txn: Transaction, tables: Tables) -> Iterator[str]:
@@ -455,7 +464,7 @@ def problems(meta: StoreMeta, txn: Transaction, tables: Tables) -> Iterator[str]
                 yield f"{name} has the docid {found.docid}, with a code that is not below {meta.V}"
             if find(txn, tables, found.document.key) != packed:
                 yield f"{name} is not where its key {found.document.key!r} leads"
-            if not postings.set_key_dup(record[: 2 * meta.m], packed):
+            if not postings.set_key_dup(record[: meta.docid_bytes], packed):
                 yield f"{name} is not in the bucket of its docid {found.docid}"
     with txn.cursor(tables.keys) as keys:
         for key, packed in keys:
@@ -465,5 +474,5 @@ def problems(meta: StoreMeta, txn: Transaction, tables: Tables) -> Iterator[str]
     with txn.cursor(tables.postings) as postings:
         for docid, packed in postings:
             if not (txn.get(packed, db=tables.documents) or b"").startswith(docid):
-                codes = struct.unpack(f">{len(docid) // 2}H", docid)
+                codes = struct.unpack(f">{len(docid) // struct.calcsize(meta.code)}{meta.code}", docid)
                 yield f"the bucket of {codes} has number {int.from_bytes(packed)}, which has not that docid"

@@ -71,7 +71,7 @@ def open_asi(workplace: Workplace, folder: RunFolder) -> Built:
         model.adapter, model.heads, model.matcher, model.decoder if config.loss.generation else None
     )
     docids = SearcherDocids(index.searcher, workplace.keys)
-    each = model.config.m * 2.0
+    each = float(index.store.meta.docid_bytes)
     if config.index.vectors:
         centres = len(np.unique(docids.of_documents, axis=0)) * model.encoder.shape.width * 4 / len(workplace.keys)
         each += row_shape(model).whole + centres
