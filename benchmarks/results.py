@@ -20,7 +20,7 @@ from bi_encoder import DENSE
 
 from asi.compare import WAYS, evaluate_ways
 from asi.config import Config, preset, with_overrides
-from asi.datasets import Dataset, open_dataset
+from asi.datasets import Dataset, measured_splits, open_dataset
 from asi.evaluation import evaluate_documents
 from asi.features import compute_features
 from asi.index import Index
@@ -50,7 +50,7 @@ def dense_reports(folder: Path, dataset: Dataset, splits: list[str]) -> dict[str
 
 def results_of(data: str, out: Path, minutes: float, seed: int, names: Sequence[str]) -> Results:
     dataset = open_dataset(data)
-    splits = [split for split in dataset.splits if split.startswith("test") and split != "test_all"]
+    splits = measured_splits(dataset)
     if not splits:
         raise SystemExit(f"{data} has no test split")
     config = with_overrides(Config(), [f"train.minutes={minutes}", f"train.seed={seed}"])

@@ -270,6 +270,21 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 }
 
 
+# The paper's own objective and docids on a small network: its three losses, straight-through at full weight.
+# With two positions its margin of 3 is hardly within reach (two docids are at most 2 m apart), and docids collapse.
+PAPER_OBJECTIVE = (
+    "model.m=4",
+    "model.V=256",
+    "loss.contrastive=0.2",
+    "loss.reverse=0.2",
+    "loss.straight_through_weight=1.0",
+    "loss.match=0",
+    "loss.one_pass=0",
+    "loss.balance=0",
+    "model.logit_scale=8.0",
+)
+
+
 def preset(name: str) -> Config:
     if name not in PRESETS:
         raise ConfigError(f"unknown preset {name!r}; presets are {', '.join(PRESETS)}")

@@ -55,6 +55,21 @@ class Dataset(Protocol):
     def judged(self, split: str) -> tuple[list[Query], list[Qrel]]: ...
 
 
+def measured_splits(dataset: Dataset) -> list[str]:
+    """The splits whose names begin with "test", without those that only put others together."""
+    judged = {
+        name: {(qrel.query, qrel.document) for qrel in dataset.judged(name)[1]}
+        for name in dataset.splits
+        if name.startswith("test")
+    }
+
+    def is_sum(name: str) -> bool:
+        parts = [own for own in judged.values() if own < judged[name]]
+        return bool(parts) and set().union(*parts) == judged[name]
+
+    return [name for name in judged if not is_sum(name)]
+
+
 def open_dataset(source: str, bad: BadRecords | None = None) -> Dataset:
     """The dataset of that name, folder or file. With `bad`, records that can't be used are counted and left out."""
     if source in BUILTIN:

@@ -316,6 +316,10 @@ class TextTokeniser:
         """How many tokens stand before every text: BERT has one, T5 none. Behind it both have one."""
         return len(self([""]).ids) - 1
 
+    def cut_at(self, max_length: int) -> "TextTokeniser":
+        """The same one with another length, for texts that no encoder is to read."""
+        return TextTokeniser(Tokenizer.from_str(self.tokeniser.to_str()), max_length, self.pad)
+
     def save(self, path: Path) -> None:
         self.tokeniser.save(str(path))
 

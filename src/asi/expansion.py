@@ -9,7 +9,8 @@ Letters: B batch, T tokens of the document, L tokens of the query, D width, d de
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -288,11 +289,14 @@ def train_generator(
     cache: Path | None = None,
 ) -> TrainedGenerator:
     """Learn document -> query from the pairs, and save the generator in `folder`; goes on where it was stopped."""
-    origin = {"data": data, "steps": train.steps, "seed": train.seed}
+    origin = {
+        "data": data, "texts": texts.fingerprint(), "encoder": config.encoder, "max_length": config.max_length,
+        "steps": train.steps, "seed": train.seed,
+    }  # fmt: skip
     run = RunFolder(folder.with_name(f"{folder.name}.training"))
     if (folder / "manifest.json").exists():
         if read_manifest(folder).get("origin") != origin:
-            raise ConfigError(f"{folder} was trained on other data or for another length; choose another --out")
+            raise ConfigError(f"{folder} was trained on other data or with other settings; choose another --out")
         return load_generator(folder, device)
     if run.run.exists() and json.loads(run.run.read_text(encoding="utf-8")) != origin:
         raise ConfigError(f"{run.path} belongs to another training; delete it, or choose another --out")
@@ -311,9 +315,10 @@ def train_generator(
     start = None if tokenise.starts else int(queries.ids[-1])
     objective = ExpansionObjective(decoder.to(device), features, queries, pairs, train.lr, start)
     trainer = Trainer(objective, train, Processes(0, 1, device))
+    started = time.monotonic()
     if not fit(trainer, train.steps or DEFAULT_STEPS, run, listener, stopping):
         raise Interrupted(f"the state is saved in {run.checkpoints}; run the same command again to go on")
-    save_generator(folder, config, decoder, origin)
+    save_generator(folder, config, decoder, origin, (time.monotonic() - started) / 60)
     shutil.rmtree(run.path, ignore_errors=True)
     return TrainedGenerator(encoder, decoder, tokenise)
 
@@ -322,9 +327,12 @@ def pieces_of(encoder: Asi) -> int:
     return encoder.encoder.shape.vocabulary
 
 
-def save_generator(folder: Path, config: GeneratorConfig, decoder: CopyDecoder, origin: dict[str, Any]) -> None:
+def save_generator(
+    folder: Path, config: GeneratorConfig, decoder: CopyDecoder, origin: dict[str, Any], minutes: float
+) -> None:
     weights = {name: weight.contiguous() for name, weight in decoder.state_dict().items()}
-    manifest = {"kind": KIND, **asdict(config), "origin": origin}
+    parameters = sum(parameter.numel() for parameter in decoder.parameters())
+    manifest = {"kind": KIND, **asdict(config), "origin": origin, "parameters": parameters, "minutes": minutes}
     save_folder(folder, lambda beside: save_file(weights, beside / "decoder.safetensors"), manifest)
 
 
@@ -410,6 +418,24 @@ def pseudo_queries_file(
         )  # fmt: skip
         write_pairs(generator, list(dataset.documents()), file, count, seed, reporter, stopping)
     return file
+
+
+def queries_by_document(dataset: Dataset) -> dict[str, list[str]]:
+    """The training queries of each document, by its key; equal ones once."""
+    queries, qrels = dataset.judged("train")
+    texts = {query.key: query.text for query in queries}
+    found: dict[str, dict[str, None]] = {}
+    for qrel in qrels:
+        found.setdefault(qrel.document, {})[texts[qrel.query]] = None
+    return {key: list(own) for key, own in found.items()}
+
+
+def with_queries(documents: Sequence[Document], queries: Mapping[str, Sequence[str]]) -> list[Document]:
+    """The documents with their pseudo queries behind their texts."""
+    return [
+        Document(document.key, " ".join([document.text, *queries.get(document.key, ())]), document.title)
+        for document in documents
+    ]
 
 
 def train_on_pairs(

@@ -129,8 +129,12 @@ class AsiObjective:
         return (batch.step + 1) % self.config.train.docid_every == 0 or not self.config.loss.vector
 
     def start_heads(self) -> None:
-        """The docids begin as what the ranking vectors are near to, and are learned from there."""
-        rows = np.sort(np.random.default_rng(0).permutation(len(self.documents.tokens))[:SAMPLE])
+        """The docids begin as what the ranking vectors are near to, and are learned from there.
+
+        Documents without training pairs take no part: to the learned docids they are new.
+        """
+        known = np.unique(self.pairs.pairs[:, 1])
+        rows = np.sort(np.random.default_rng(0).permutation(known)[:SAMPLE])
         found = [self.model.heads.inner(x) for _, x in self.vectors_of(rows)]
         quantiser = fit_quantiser(torch.cat(found), self.model.config.m, self.model.config.V, self.config.train.seed)
         self.model.heads.start_from(quantiser, self.config.loss.vector_temperature)

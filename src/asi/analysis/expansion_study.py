@@ -10,7 +10,7 @@ from asi.analysis.studies import Bench, measured_run
 from asi.datasets import Dataset, WithMorePairs
 from asi.distributed import choose_device
 from asi.evaluation import evaluate_documents
-from asi.expansion import pseudo_queries_file
+from asi.expansion import pseudo_queries_file, queries_by_document, with_queries
 from asi.metrics import Report
 from asi.records import Document
 from asi.run import check_same_run
@@ -31,8 +31,8 @@ def expansion_section(bench: Bench) -> Section:
         bench.reporter, bench.stopping, bench.cache,
     )  # fmt: skip
     expanded = WithMorePairs(dataset, str(file))
-    pseudo = pseudo_queries(expanded)
-    longer = [Document(d.key, f"{d.text} {' '.join(pseudo.get(d.key, []))}", d.title) for d in documents]
+    pseudo = queries_by_document(expanded.more)
+    longer = with_queries(documents, pseudo)
     reports: dict[str, dict[str, Report]] = {}
     for name, data, folder in (("ASI", dataset, "default"), ("ASI with pseudo queries", expanded, "expanded")):
         bench.reporter.message(f"Query expansion: {name}")
@@ -54,15 +54,6 @@ def expansion_section(bench: Bench) -> Section:
         ]
         + [examples_table(documents, pseudo)],
     )
-
-
-def pseudo_queries(expanded: WithMorePairs) -> dict[str, list[str]]:
-    queries, qrels = expanded.more.judged("train")
-    texts = {query.key: query.text for query in queries}
-    found: dict[str, list[str]] = {}
-    for qrel in qrels:
-        found.setdefault(qrel.document, []).append(texts[qrel.query])
-    return found
 
 
 def expansion_text(dataset: Dataset, documents: Sequence[Document]) -> str:

@@ -18,7 +18,7 @@ from asi.analysis.pages import Cell, Figure, Section, Table
 from asi.analysis.report import PAPER_COLUMNS, docid_cells
 from asi.batches import training_texts
 from asi.compare import evaluate_ways
-from asi.config import VARIANTS, Config, with_overrides
+from asi.config import PAPER_OBJECTIVE, VARIANTS, Config, with_overrides
 from asi.datasets import Dataset
 from asi.errors import ConfigError
 from asi.folders import write_atomically
@@ -28,20 +28,6 @@ from asi.metrics import Report, as_json
 from asi.run import Reporter, check_same_run, train
 
 WAYS: dict[str, dict[str, Any]] = {"beam": {"mode": "beam"}, "constrained": {"mode": "constrained"}}
-
-# The paper's own objective and docids on a small network: its three losses, straight-through at full weight.
-# With two positions its margin of 3 is hardly within reach (two docids are at most 2 m apart), and docids collapse.
-PAPER_OBJECTIVE = (
-    "model.m=4",
-    "model.V=256",
-    "loss.contrastive=0.2",
-    "loss.reverse=0.2",
-    "loss.straight_through_weight=1.0",
-    "loss.match=0",
-    "loss.one_pass=0",
-    "loss.balance=0",
-    "model.logit_scale=8.0",
-)
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,10 @@ def resolve_config(preset: str, path: Path | None, variant: str | None, override
     return with_overrides(config, overrides)
 
 
-def test_splits(dataset: "Dataset") -> list[str]:
-    found = [name for name in dataset.splits if name.startswith("test")]
+def splits_to_measure(dataset: "Dataset") -> list[str]:
+    from asi.datasets import measured_splits
+
+    found = measured_splits(dataset)
     if not found:
         raise AsiError(f"{dataset.name} has no test split (it has {', '.join(dataset.splits)}); name one with --split")
     return found

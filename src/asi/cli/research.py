@@ -20,8 +20,8 @@ from asi.cli.options import (
     bad_records,
     report_skipped,
     resolve_config,
+    splits_to_measure,
     stop_signals,
-    test_splits,
 )
 from asi.errors import AsiError
 
@@ -83,7 +83,7 @@ def report(
     bad = bad_records(skip_bad)
     with ScreenReporter() as reporter:
         dataset = open_dataset(data, bad)
-        splits = split or test_splits(dataset)
+        splits = split or splits_to_measure(dataset)
         with Index.load(run, device) as opened:
             built = build_report(
                 opened, dataset, splits, find_judge(judge), baselines=baselines,
@@ -121,7 +121,7 @@ def study(
     bad = bad_records(skip_bad)
     with ScreenReporter() as reporter, stop_signals() as stopping:
         dataset = open_dataset(data, bad)
-        splits = split or test_splits(dataset)
+        splits = split or splits_to_measure(dataset)
         bench = Bench(dataset, splits, config, find_judge(judge), out, reporter, stopping, device)
         page = write_study(name, bench)
     report_skipped(bad)
@@ -217,7 +217,7 @@ def compare_command(
     bad = bad_records(skip_bad)
     with ScreenReporter() as reporter, stop_signals() as stopping:
         dataset = open_dataset(data, bad)
-        splits = split or test_splits(dataset)
+        splits = split or splits_to_measure(dataset)
         workplace = Workplace(
             dataset, out, minutes, encoder=encoder, max_length=max_length, seed=seed, device=choose_device(device),
             reporter=reporter, stopping=stopping,

@@ -1,14 +1,19 @@
-"""The sizes of the systems' decoders, and the decoder of NCI, whose output depends on the codes so far.
+"""What is special about the decoders of systems with docids made before: their sizes, NCI's prefix-aware output, and a
+start as dense retrieval.
 
-Letters: Q queries, K beams, d decoder width.
+Letters: Q queries, K beams, D width, d decoder width.
 """
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from asi.model import Decoder, Encoded, Generation, reordered
+
+STARTING_TEMPERATURE = 0.05  # of the cosines that a decoder may begin with
 
 
 @dataclass(frozen=True)
@@ -60,3 +65,24 @@ class PrefixAwareGeneration(Generation):
             kept = reordered(self.before[:, :, None], parent)[:, :, 0]
             self.before = kept + self.decoder.embedded(code, position - 1)
         return self.decoder.adapted(states, self.before)
+
+
+@torch.no_grad()
+def begin_as_dense(decoder: Decoder, pooled: NDArray[np.float32], codes: NDArray[np.int64]) -> None:
+    """Let a decoder of atomic docids begin as dense retrieval: its logits are the cosines of query and documents.
+
+    The first state is the text's vector along the main directions of the documents' vectors `pooled` (n, D), the layers
+    add nothing to it yet, and the output rows `codes` (n,) are what the documents' own vectors become.
+    """
+    vectors = decoder.norm_x(torch.from_numpy(np.array(pooled)).to(decoder.outputs.device))
+    d = decoder.outputs.size(-1)
+    directions = torch.linalg.eigh(vectors.T @ vectors).eigenvectors.flip(1)[:, :d]  # (D, d or fewer)
+    for part in (decoder.start.weight, decoder.start.bias, decoder.positions):
+        part.zero_()
+    decoder.start.weight[: directions.size(1)] = directions.T
+    for layer in decoder.blocks:
+        for added in (layer.self_out, layer.cross_out, layer.down):
+            added.weight.zero_()
+            added.bias.zero_()
+    rows = decoder.norm(decoder.start(vectors)) / (d * STARTING_TEMPERATURE)  # what is normed has the length sqrt(d)
+    decoder.outputs[0, torch.from_numpy(codes).to(rows.device)] = rows

@@ -52,6 +52,7 @@ class Tower(nn.Module):
         self.top = nn.Linear(width, width) if settings.top != "none" else None
         if self.top is not None:
             nn.init.eye_(self.top.weight)
+            nn.init.zeros_(self.top.bias)
         self.tanh = settings.top == "tanh"
         self.scale = 1.0 if settings.cosine else width**-0.25  # a product of two vectors is divided by the root of D
         self.cosine = settings.cosine

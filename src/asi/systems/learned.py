@@ -1,7 +1,8 @@
 """ASI and its variants as systems of a comparison, and SimCSE over ASI's docids, the paper's control."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,19 +65,33 @@ def build_asi(workplace: Workplace, name: str, base: str, overrides: Sequence[st
     return open_asi(workplace, folder)
 
 
-def open_asi(workplace: Workplace, folder: RunFolder) -> Built:
+def trained_run(workplace: Workplace, name: str) -> RunFolder:
+    """The run of another system, which must be there already."""
+    folder = RunFolder(workplace.folder(name) / "run")
+    if not folder.model.exists():
+        raise CheckpointError(f"it needs the run of the system {name}; compare {name} too")
+    return folder
+
+
+def build_searched(workplace: Workplace, of: str, settings: Mapping[str, Any]) -> Built:
+    """The run of the system `of`, searched in another way."""
+    return open_asi(workplace, trained_run(workplace, of), settings)
+
+
+def open_asi(workplace: Workplace, folder: RunFolder, settings: Mapping[str, Any] | None = None) -> Built:
     index = Index.load(folder.path, str(workplace.device))
+    searcher = index.configured(**settings or {})
     model, config = index.loaded.model, index.loaded.config
     trained = parameters_of(
         model.adapter, model.heads, model.matcher, model.decoder if config.loss.generation else None
     )
-    docids = SearcherDocids(index.searcher, workplace.keys)
+    docids = SearcherDocids(searcher, workplace.keys)
     each = float(index.store.meta.docid_bytes)
     if config.index.vectors:
         centres = len(np.unique(docids.of_documents, axis=0)) * model.encoder.shape.width * 4 / len(workplace.keys)
         each += row_shape(model).whole + centres
     batch = workplace.pairs(workplace.texts.pairs, config.train.batch).batch
-    return Built(index.searcher, trained, minutes_of(folder, batch), each, docids)
+    return Built(searcher, trained, minutes_of(folder, batch), each, docids)
 
 
 def minutes_of(folder: RunFolder, batch: int) -> float:
@@ -125,15 +140,18 @@ class BucketRetriever:
 
 def build_simcse_docid(workplace: Workplace, asi: str, dense: str, settings: DenseSettings) -> Built:
     """Docids of the system `asi`, which must be there already; vectors of the system `dense`, trained if need be."""
-    folder = RunFolder(workplace.folder(asi) / "run")
-    if not folder.model.exists():
-        raise CheckpointError("it takes the docids of the system asi; compare asi too")
+    folder = trained_run(workplace, asi)
     vectors = build_dense(workplace, dense, settings)
     assert isinstance(vectors.retriever, DenseRetriever)
-    docids = open_asi(workplace, folder).docids
+    ours = open_asi(workplace, folder)
+    docids = ours.docids
     assert docids is not None
     retriever = BucketRetriever(vectors.retriever, docids.of_documents)
     per_document = retriever.centres.numel() * 4 / len(workplace.keys)
     return Built(
-        retriever, vectors.parameters, vectors.minutes, per_document + 2 * docids.of_documents.shape[1], retriever
+        retriever,
+        vectors.parameters + ours.parameters,
+        vectors.minutes + ours.minutes,
+        per_document + 2 * docids.of_documents.shape[1],
+        retriever,
     )

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asi.errors import DataError
+from asi.expansion import with_queries
 from asi.records import Document, Hit
 from asi.systems.workplace import Built, Workplace
 from asi.texts import words
@@ -52,13 +53,11 @@ class LexicalRetriever:
 def build_bm25(workplace: Workplace, *, expanded: bool) -> Built:
     """BM25 over the documents, or over the documents and their pseudo queries (DocT5Query)."""
     documents = workplace.texts.documents
+    parameters, minutes = workplace.generator_cost if expanded else (0, 0.0)
     if expanded:
-        documents = [
-            Document(document.key, f"{document.text} {' '.join(queries)}", document.title)
-            for document, queries in zip(documents, workplace.pseudo_queries, strict=True)
-        ]
+        documents = with_queries(documents, dict(zip(workplace.keys, workplace.pseudo_queries, strict=True)))
     retriever = LexicalRetriever(documents)
-    return Built(retriever, 0, 0.0, retriever.bytes / len(documents))
+    return Built(retriever, parameters, minutes, retriever.bytes / len(documents))
 
 
 def bm25_negatives(workplace: Workplace, sources: Sequence[Sequence[str]]) -> NDArray[np.int64]:

@@ -185,7 +185,7 @@ def build_ngrams(workplace: Workplace, name: str, kinds: Sequence[str]) -> Built
         "title": ([document.title or document.text[:80] for document in documents], rows),
         "pseudo": ([text for own in pseudo for text in own], np.repeat(rows, [len(own) for own in pseudo] or 0)),
     }
-    tokens = {kind: workplace.tokenise(texts[kind][0]) for kind in kinds}
+    tokens = {kind: workplace.tokenise_whole(texts[kind][0]) for kind in kinds}
     words = WordCodes.of_texts(list(tokens.values()), workplace.tokenise, len(kinds))
     markers = [len(words) - len(kinds) + i for i in range(len(kinds))]
     views = [
@@ -197,6 +197,5 @@ def build_ngrams(workplace: Workplace, name: str, kinds: Sequence[str]) -> Built
     decoder = Decoder(workplace.encoder.encoder.shape.width, shape).to(workplace.device)
     words.start(decoder, workplace.encoder.encoder.words.weight)
     minutes = workplace.train(name, ngram_objective(workplace, decoder, views, words))
-    each = sum(view.windows.shape[0] * (8 + 4) for view in views) / len(documents)  # a place in the text, a document
     retriever = NgramRetriever(workplace, decoder, views, markers, words)
-    return Built(retriever, parameters_of(decoder), minutes, each)
+    return Built(retriever, parameters_of(decoder), minutes, sum(view.bytes for view in views) / len(documents))

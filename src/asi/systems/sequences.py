@@ -20,7 +20,7 @@ from asi.beam import PrefixTree, beam_search
 from asi.features import Features, encode
 from asi.model import Asi, Decoder, Encoded, Generation
 from asi.records import Docid, Hit
-from asi.systems.decoders import PrefixAwareDecoder, PrefixAwareGeneration, Shape
+from asi.systems.decoders import PrefixAwareDecoder, PrefixAwareGeneration, Shape, begin_as_dense
 from asi.systems.identifiers import END, Identifiers
 from asi.systems.words import WordCodes
 from asi.systems.workplace import Built, Source, Workplace, parameters_of
@@ -205,7 +205,8 @@ def build_sequences(workplace: Workplace, name: str, settings: SequenceSettings)
     if words is not None:
         words.start(decoder, workplace.encoder.encoder.words.weight)
     if settings.starts_from_vectors:
-        start_from_vectors(decoder, workplace, identifiers)
+        assert workplace.documents.pooled is not None
+        begin_as_dense(decoder, workplace.documents.pooled[identifiers.documents], identifiers.codes[:, 0])
     reading = workplace.reading(list(dict.fromkeys(name for stage in settings.stages for name in stage.sources)))
     codes = torch.from_numpy(identifiers.codes)
     first_row = np.full(len(workplace.keys), -1, dtype=np.int64)
@@ -230,15 +231,3 @@ def build_sequences(workplace: Workplace, name: str, settings: SequenceSettings)
     grows = decoder.outputs.numel() * 4 if L == 1 else 0  # an atomic docid is a row of the output table
     each = (identifiers.bytes_each * len(identifiers.documents) + grows) / len(workplace.keys)
     return Built(retriever, parameters_of(decoder) - unused, minutes, each, retriever)
-
-
-def start_from_vectors(decoder: Decoder, workplace: Workplace, identifiers: Identifiers) -> None:
-    """Atomic docids' output rows from their documents' vectors, through a random projection to the right width."""
-    pooled = workplace.documents.pooled
-    assert pooled is not None
-    vectors = torch.nn.functional.normalize(torch.from_numpy(np.array(pooled[identifiers.documents])), dim=-1)
-    projection = torch.randn(vectors.size(1), decoder.outputs.size(-1)) / vectors.size(1) ** 0.5
-    with torch.no_grad():
-        decoder.outputs[0, torch.from_numpy(identifiers.codes[:, 0])] = (vectors @ projection).to(
-            decoder.outputs.device
-        )

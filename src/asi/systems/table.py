@@ -8,13 +8,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from asi.config import VARIANTS
+from asi.config import PAPER_OBJECTIVE, VARIANTS
 from asi.errors import ConfigError
 from asi.systems import identifiers
 from asi.systems.dense import DenseSettings, build_dense
 from asi.systems.genret import build_genret
 from asi.systems.identifiers import Identifiers, sentences_of
-from asi.systems.learned import build_asi, build_simcse_docid
+from asi.systems.learned import build_asi, build_searched, build_simcse_docid
 from asi.systems.lexical import build_bm25
 from asi.systems.ngrams import build_ngrams
 from asi.systems.sequences import SequenceSettings, Stage, build_sequences
@@ -78,10 +78,36 @@ def at_once(*sources: str) -> tuple[Stage, ...]:
 
 
 SIMCSE = DenseSettings(pooling="cls", top="tanh")
+SHORTER = "5 pseudo queries and 2 spans of 16 words, no task from docid to docid, beam 20"
+OF_OUR_RECIPE = "asi with this change; the same change of the paper's own objective: asi study variants"
+VARIANT_NOTES = {
+    "no-contrastive": f"{OF_OUR_RECIPE} (here match and balance keep the docids from collapsing)",
+    "random-docids": "asi with docids that mean nothing and are nearly unique: documents are found by filling up with "
+    "the nearest vectors, what the decoder does is seen in docid-level recall",
+}
 ULTRON = (Stage(0.3, ("documents", "spans", "terms")), Stage(0.7, ("pseudo",)), Stage(1.0, ("queries",)))
 
 ROWS = (
-    asi("asi", "our recipe: see the README"),
+    asi(
+        "asi",
+        "docids of 2 codes out of 512; ours are the terms match, balance and vector, the constrained beam that is "
+        "filled up with the nearest buckets to 2% of the corpus, and ranking by vectors, tokens and known queries",
+    ),
+    System(
+        "asi-beam", "learned docids and ranking", "this project's paper",
+        "the run of asi, searched as in the paper: the buckets of 10 generated docids and no others", True,
+        partial(build_searched, of="asi", settings={"mode": "beam"}),
+    ),
+    System(
+        "asi-exact", "ranking without docids", "this project's paper",
+        "the run of asi, its ranking over the whole corpus: what the docids cost", True,
+        partial(build_searched, of="asi", settings={"candidates": 10**9}),
+    ),
+    asi(
+        "asi-paper",
+        "the paper's three losses, docids of 4 codes out of 256 and plain beam, on the frozen encoder; ranked by "
+        "vectors", (*PAPER_OBJECTIVE, "model.token_width=0", "index.known_queries=false", "search.mode=beam"),
+    ),
     System(
         "bm25", "sparse", "Robertson and Zaragoza 2009", "k1 = 1.5, b = .75, no stemming", True,
         partial(build_bm25, expanded=False),
@@ -93,7 +119,7 @@ ROWS = (
     ),
     dense(
         "repbert", "Zhan et al. 2020",
-        "query and document are encoded apart; the product is divided by the root of the width",
+        "encoded apart, no token types; the product is divided by the root of the width",
         DenseSettings(cosine=False, loss="margin"),
     ),
     dense(
@@ -101,10 +127,11 @@ ROWS = (
         DenseSettings(top="linear", temperature=0.01, hard_negatives=True),
     ),
     dense(
-        "dpr", "Karpukhin et al. 2020", "the product is divided by the root of the width",
+        "dpr", "Karpukhin et al. 2020",
+        "[CLS] of an encoder that was made for means; the product is divided by the root of the width",
         DenseSettings(pooling="cls", towers=2, cosine=False, hard_negatives=True),
     ),
-    dense("simcse", "Gao et al. 2021", "supervised by the pairs alone", SIMCSE),
+    dense("simcse", "Gao et al. 2021", "pairs alone; [CLS] of an encoder that was made for means", SIMCSE),
     dense(
         "gtr", "Ni et al. 2022", "half of the time on pseudo queries, in place of web question-answering",
         DenseSettings(top="linear", temperature=0.01, hard_negatives=True, pseudo_queries=True),
@@ -126,41 +153,44 @@ ROWS = (
     ),
     sequence(
         "dsi-qg", "Zhuang et al. 2022",
-        "5 pseudo queries a document, and the real queries too; a digit is a token", False,
+        "5 pseudo queries a document instead of 10, and the real queries too; a digit is a token", False,
         SequenceSettings(identifiers.numbers, at_once("pseudo", "queries"), constrained=False),
     ),
     sequence(
         "nci", "Wang et al. 2022",
-        "the prefix gates the state, in place of a second decoder; no R-Drop; 2 spans and 5 pseudo queries", True,
+        "the prefix gates the state, in place of a second decoder; no R-Drop; 2 spans, 5 pseudo queries, beam 20", True,
         SequenceSettings(
             partial(identifiers.semantic, k=30, leaf=30, shared=False),
             at_once("documents", "spans", "pseudo", "queries"), prefix_aware=True,
         ),
     ),
     sequence(
-        "dynamicretriever", "Zhou et al. 2022", "rows start from projected vectors; no task from docid to terms", False,
+        "dynamicretriever", "Zhou et al. 2022",
+        "OverDense: begins as dense retrieval with the encoder; no task from docid to terms", False,
         SequenceSettings(
             identifiers.atomic, (Stage(0.5, ("documents", "spans", "terms")), Stage(1.0, ("queries",))),
             starts_from_vectors=True,
         ),
     ),
     sequence(
-        "ultron-url", "Zhou et al. 2022", "title and key stand for title and address", True,
+        "ultron-url", "Zhou et al. 2022", f"title and key stand for title and address; {SHORTER}", True,
         SequenceSettings(identifiers.addresses, ULTRON), A_WRITER,
     ),
-    sequence("ultron-pq", "Zhou et al. 2022", "none besides", True, SequenceSettings(identifiers.quantised, ULTRON)),
-    sequence("ultron-atomic", "Zhou et al. 2022", "none besides", False, SequenceSettings(identifiers.atomic, ULTRON)),
+    sequence("ultron-pq", "Zhou et al. 2022", SHORTER, True, SequenceSettings(identifiers.quantised, ULTRON)),
+    sequence("ultron-atomic", "Zhou et al. 2022", SHORTER, False, SequenceSettings(identifiers.atomic, ULTRON)),
     sequence(
         "se-dsi", "Tang et al. 2023", "descriptions by our own generator", True,
         SequenceSettings(identifiers.descriptions, at_once("documents", "spans", "queries")), A_WRITER,
     ),
     System(
         "seal", "generative, n-grams", "Bevilacqua et al. 2022",
-        f"{SAME_ENCODER}, and {A_WRITER}; a sorted table of windows of 8 pieces in place of the FM-index", True,
+        f"{SAME_ENCODER}, and {A_WRITER}; windows of 8 pieces, sorted, in place of the "
+        "FM-index; no titles, no second scoring with single pieces, all n-grams choose candidates", True,
         partial(build_ngrams, name="seal", kinds=("body",)),
     ),
     System(
-        "minder", "generative, n-grams", "Li et al. 2023", "as seal; pseudo queries by our own generator", True,
+        "minder", "generative, n-grams", "Li et al. 2023", "as seal, with titles; pseudo queries by our own generator",
+        True,
         partial(build_ngrams, name="minder", kinds=("title", "body", "pseudo")),
     ),
     sequence(
@@ -169,11 +199,12 @@ ROWS = (
     ),
     System(
         "genret", "learned docids, generative", "Sun et al. 2023",
-        f"{SAME_ENCODER}, and a small decoder; batches are not drawn from one prefix; 3 codes of 256", True,
+        f"{SAME_ENCODER}, and a small decoder; batches are not drawn from one prefix; 3 codes "
+        "of 256; clusters of any size; the reconstruction teaches the codebook alone", True,
         partial(build_genret, name="genret"),
     ),
     *(
-        asi(f"asi-{name}", "a variant of our recipe", overrides)
+        asi(f"asi-{name}", VARIANT_NOTES.get(name, OF_OUR_RECIPE), overrides)
         for name, overrides in VARIANTS.items() if name != "unique"
     ),
     asi("asi-docids", "32 codes and nothing else: no decoder, no vectors, one-pass search", base="docids"),

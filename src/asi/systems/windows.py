@@ -30,6 +30,12 @@ class View(NamedTuple):
     tree: PrefixTree
     starts: list[Rows]  # per depth: where the windows with each prefix begin
 
+    @property
+    def bytes(self) -> int:
+        """Of what is searched in: the windows, their documents, and the prefixes."""
+        arrays = (self.windows, self.documents, *self.starts)
+        return sum(array.nbytes for array in arrays) + sum(level.nbytes for level in self.tree.levels)
+
     @classmethod
     def of(cls, tokens: TokenisedTexts, owners: Rows, marker: int, words: WordCodes, starts: int = 1) -> "View":
         """`marker` is the code that stands before every window.

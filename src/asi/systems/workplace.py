@@ -22,7 +22,7 @@ from asi.datasets import Dataset, open_dataset
 from asi.distributed import Processes
 from asi.encoder import TextTokeniser, TokenisedTexts
 from asi.errors import ConfigError, Interrupted
-from asi.expansion import GeneratorConfig, pseudo_queries_file
+from asi.expansion import GeneratorConfig, pseudo_queries_file, queries_by_document
 from asi.features import Features, compute_features
 from asi.model import Asi, Encoded
 from asi.pretrained import load_pretrained
@@ -36,6 +36,7 @@ GENERATOR_STEPS = 600
 SPANS = 2  # of a document: random parts of its text
 SPAN_WORDS = 16
 TERMS = 8
+WHOLE_TEXT = 512  # tokens
 
 
 class Docids(Protocol):
@@ -56,7 +57,7 @@ class Built:
     retriever: Retriever
     parameters: int  # that were trained
     minutes: float  # of training
-    bytes_per_document: float  # of everything that grows with the corpus
+    bytes_per_document: float  # of what the answers are looked up in: codes, vectors, postings, n-grams; no texts
     docids: Docids | None = None
 
 
@@ -132,6 +133,11 @@ class Workplace:
         return self.pretrained[1]
 
     @cached_property
+    def tokenise_whole(self) -> TextTokeniser:
+        """For texts that are looked up, and not read by the encoder."""
+        return self.tokenise.cut_at(WHOLE_TEXT)
+
+    @cached_property
     def known(self) -> NDArray[np.int64]:
         """The documents with training pairs, ascending: all others are new to a system when its training has ended."""
         return np.unique(self.texts.pairs[:, 1])
@@ -172,13 +178,15 @@ class Workplace:
             self.dataset, self.out, steps, PSEUDO_QUERIES, self.seed, self.device, self.reporter,
             self.stopping, self.cache, GeneratorConfig(encoder=self.encoder_name, max_length=self.max_length),
         )  # fmt: skip
-        queries, qrels = open_dataset(str(file)).judged("train")
-        texts = {query.key: query.text for query in queries}
-        rows = {key: row for row, key in enumerate(self.keys)}
-        found: list[list[str]] = [[] for _ in self.keys]
-        for qrel in qrels:
-            found[rows[qrel.document]].append(texts[qrel.query])
-        return found
+        found = queries_by_document(open_dataset(str(file)))
+        return [found.get(key, []) for key in self.keys]
+
+    @property
+    def generator_cost(self) -> tuple[int, float]:
+        """Parameters and minutes of the generator of the pseudo queries."""
+        _ = self.pseudo_queries
+        origin = read_manifest(self.out / "generator")
+        return origin["parameters"], origin["minutes"]
 
     def source(self, name: str) -> Source:
         """Texts of the known documents, by name: queries, pseudo, documents, spans or terms."""
