@@ -279,7 +279,7 @@ def test_holm_never_lets_a_larger_value_be_smaller():
 def test_choosing_systems():
     assert chosen_systems("all") == list(ROWS)
     assert [system.name for system in chosen_systems("dpr, bm25")] == ["bm25", "dpr"]
-    with pytest.raises(ConfigError, match="unknown system 'bert'; systems are asi, bm25"):
+    with pytest.raises(ConfigError, match="unknown system 'bert'; systems are asi, asi-beam"):
         chosen_systems("bert")
     assert all(system.differs and system.paper for system in BY_NAME.values())
 
@@ -334,7 +334,7 @@ def test_a_system_that_fails_does_not_stop_the_others(beir, encoder_folder, tmp_
     done = asi("compare", beir, "--systems", "bm25,simcse-docid", "--minutes", 0.01, "--encoder", encoder_folder,
                "--out", "out", cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "simcse-docid failed: it takes the docids of the system asi; compare asi too" in done.stderr
+    assert "simcse-docid failed: it needs the run of the system asi; compare asi too" in done.stderr
     page = (tmp_path / "out" / "report.md").read_text()
     assert page.index("Systems that failed") < page.index("| bm25 |")
 
