@@ -26,7 +26,7 @@ OURS = "asi"
 ASKED_ALONE = 50  # queries, to measure the time of a single one
 COLUMNS = (
     "system", "docid R@1", "docid R@5", "docid R@10", "R@1", "R@5", "R@10", "MRR@10", "p against asi", "D/Q",
-    "D/ID", "parameters", "training min", "bytes / document", "ms / query, alone", "ms / query, of 32", "new documents",
+    "D/ID", "parameters", "training min", "bytes / document", "ms / query, alone", "ms / query, of 32", "takes new",
 )  # fmt: skip
 
 
@@ -235,7 +235,7 @@ def split_table(systems: Sequence[System], measured: Mapping[str, Measured], spl
                 "yes" if system.takes_new else "no",
             ]
         )
-    return Table(split, COLUMNS, rows)
+    return Table("All systems", COLUMNS, rows)
 
 
 def p_values(measured: Mapping[str, Measured], split: str) -> dict[str, float]:

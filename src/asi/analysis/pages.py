@@ -57,8 +57,8 @@ class Page:
 
 def shown(cell: Cell) -> str:
     """
-    >>> [shown(cell) for cell in (None, "a", 12345, 0.12345, 3.5e-7, 1234.5, 0.0)]
-    ['–', 'a', '12,345', '0.123', '3.5e-07', '1,234.5', '0.000']
+    >>> [shown(cell) for cell in (None, "a", 12345, 0.12345, 3.5e-7, 1234.5, 62.74, 2.345, 0.0)]
+    ['–', 'a', '12,345', '0.123', '3.5e-07', '1,234.5', '62.7', '2.35', '0.000']
     """
     if cell is None:
         return "–"
@@ -68,7 +68,8 @@ def shown(cell: Cell) -> str:
         return f"{cell:,}"
     if 0 < abs(cell) < 1e-3:
         return f"{cell:.1e}"
-    return f"{cell:,.1f}" if abs(cell) >= 100 else f"{cell:.3f}"
+    decimals = 1 if abs(cell) >= 10 else 2 if abs(cell) > 1 else 3
+    return f"{cell:,.{decimals}f}"
 
 
 def is_number(cell: Cell) -> bool:
@@ -112,7 +113,7 @@ def as_json(page: Page) -> dict[str, Any]:
 
 STYLE = """
 :root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c2024; background: #fff; margin: 0 auto; max-width: 68rem;
+body { font: 15px/1.5 system-ui, sans-serif; color: #1c2024; background: #fff; margin: 0 auto; max-width: 80rem;
   padding: 1.5rem 1.25rem 4rem; }
 h1 { font-size: 1.7rem; margin: 0 0 .5rem; } h2 { font-size: 1.25rem; margin: 2.5rem 0 .5rem; padding-top: .5rem;
   border-top: 1px solid #d9dde3; }
@@ -120,9 +121,9 @@ p { max-width: 46rem; margin: .5rem 0; } nav { margin: 1rem 0; } nav a { margin-
 a { color: #1558b0; } code { background: #f2f4f7; padding: 0 .25em; border-radius: 3px; }
 .wide { overflow-x: auto; margin: 1rem 0; } table { border-collapse: collapse; font-size: .9rem; }
 caption { text-align: left; font-weight: 600; padding: .25rem 0 .5rem; }
-th, td { padding: .3rem .55rem; text-align: left; vertical-align: top; border-bottom: 1px solid #e6e9ee; }
+th, td { padding: .3rem .45rem; text-align: left; vertical-align: top; border-bottom: 1px solid #e6e9ee; }
 th { border-bottom: 2px solid #9aa3af; vertical-align: bottom; }
-.n { text-align: right; font-variant-numeric: tabular-nums; } td.n { white-space: nowrap; }
+.n { text-align: right; font-variant-numeric: tabular-nums; } td.n { white-space: nowrap; } td:first-child { min-width: 7.5em; }
 figure { margin: 1rem 0; } figure img { max-width: 100%; height: auto; } figcaption { font-size: .9rem; color: #555; }
 """
 
