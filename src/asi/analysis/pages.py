@@ -123,7 +123,8 @@ a { color: #1558b0; } code { background: #f2f4f7; padding: 0 .25em; border-radiu
 caption { text-align: left; font-weight: 600; padding: .25rem 0 .5rem; }
 th, td { padding: .3rem .45rem; text-align: left; vertical-align: top; border-bottom: 1px solid #e6e9ee; }
 th { border-bottom: 2px solid #9aa3af; vertical-align: bottom; }
-.n { text-align: right; font-variant-numeric: tabular-nums; } td.n { white-space: nowrap; } td:first-child { min-width: 7.5em; }
+.n { text-align: right; font-variant-numeric: tabular-nums; } td.n { white-space: nowrap; }
+td:first-child { min-width: 7.5em; }
 figure { margin: 1rem 0; } figure img { max-width: 100%; height: auto; } figcaption { font-size: .9rem; color: #555; }
 """
 
