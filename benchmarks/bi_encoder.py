@@ -7,4 +7,5 @@ DENSE = (
     "index.known_queries=false",
     "train.docid_every=1000000000",
     "train.freeze_docids=1",
+    "train.start_heads=0",
 )

@@ -228,7 +228,7 @@ def test_sigterm_saves_and_leaves(tmp_path, beir, settings_file):
 
 
 def test_two_processes_equal_one_with_the_same_batch(tmp_path, beir, settings_file):
-    arguments = ["train", str(beir), "--config", str(settings_file), "--steps", "12"]
+    arguments = ["train", str(beir), "--config", str(settings_file), "--steps", "12", "--set", "train.start_heads=0"]
     said = tmp_path / "said"
     assert start([*ASI, *arguments, "--out", str(tmp_path / "one")], said).wait(120) == 0, said.read_text()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "asi"]
@@ -254,7 +254,13 @@ def test_collapse_is_seen_and_warned_of_and_the_default_does_not_collapse(tmp_pa
     config = replace(
         toy_config,
         loss=bare,
-        train=replace(toy_config.train, straight_through_start=0.0, straight_through_full=0.0, freeze_docids=1.0),
+        train=replace(
+            toy_config.train,
+            start_heads=0.0,
+            straight_through_start=0.0,
+            straight_through_full=0.0,
+            freeze_docids=1.0,
+        ),
     )
     train(open_dataset(str(beir)), tmp_path / "bare", config, reporter=Listening())
     collapsed = last_health(tmp_path / "bare")

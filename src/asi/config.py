@@ -33,7 +33,7 @@ class ModelConfig:
     adapter: int = 1024  # hidden width of the residual layer on x; 0 for none
     docids: str = "learned"  # by the heads; "random" is the control: docids that depend on the text but mean nothing
     m: int = 2  # docid length
-    V: int = 512  # codes per position
+    V: int = 1024  # codes per position
     shared_tokens: bool = False  # one table of code embeddings for all positions (the paper's Share) or one for each
     head_adapter: int = 1024  # hidden width of the heads' own residual layer on x; 0 for none
     logit_scale: float = 1.0  # where the learned scale of the heads' logits starts
@@ -102,7 +102,7 @@ class TrainConfig:
     batch: int = 1024  # pairs in a step, over all processes
     chunk: int = 1024  # pairs that go through the network at once; any value gives the same gradient
     generation_batch: int = 256  # pairs of each step that the decoder learns from, until the docids are frozen
-    start_heads: float = 0.0  # share of the run for the vectors alone; then the heads start as a quantiser of them
+    start_heads: float = 0.3  # share of the run for the vectors alone; then the heads start as a quantiser of them
     docid_every: int = 4  # steps: between them only the ranking vectors learn, which need more and far cheaper steps
     more_share: float = 0.25  # of a batch at most: pairs of --more, such as pseudo queries
     token_batch: int = 128  # pairs of each step whose tokens are matched with each other
@@ -150,6 +150,7 @@ class TrainConfig:
         require(0 <= self.start_heads < 1, f"train.start_heads must be in [0, 1), got {self.start_heads}")
         require(0 <= self.more_share <= 1, f"train.more_share must be from 0 to 1, got {self.more_share}")
         require(0 < self.freeze_docids <= 1, f"train.freeze_docids must be in (0, 1], got {self.freeze_docids}")
+        require(self.start_heads < self.freeze_docids, "train.start_heads must come before train.freeze_docids")
 
 
 @dataclass(frozen=True)
@@ -248,6 +249,7 @@ PRESETS: dict[str, Config] = {
             encoder_lr=1e-4,
             straight_through_start=0.0,
             straight_through_full=0.0,
+            start_heads=0.0,
             freeze_docids=1.0,
         ),
         index=IndexConfig(known_queries=False),
@@ -264,6 +266,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "no-reparameterization": ("loss.straight_through=false",),
     "random-docids": (
         "model.docids=random",
+        "train.start_heads=0",
         "model.head_prior=false",
         *(f"loss.{name}=0" for name in ("contrastive", "reverse", "match", "one_pass", "balance")),
     ),
@@ -282,6 +285,7 @@ PAPER_OBJECTIVE = (
     "loss.one_pass=0",
     "loss.balance=0",
     "model.logit_scale=8.0",
+    "train.start_heads=0",
 )
 
 

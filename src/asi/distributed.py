@@ -1,7 +1,7 @@
 """Several processes as one: started by `torchrun`, each with its share of every batch; with one process, all no-ops."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,6 +44,11 @@ class Processes:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)  # a process whose pairs were not chosen takes part too
             dist.all_reduce(parameter.grad)
+
+    def equalise(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Give all processes the main one's weights."""
+        for parameter in parameters if self.count > 1 else ():
+            dist.broadcast(parameter.data, src=0)
 
     def total(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
         """The sums over all processes."""

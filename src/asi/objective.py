@@ -1,6 +1,7 @@
 """ASI's objective: L = L_s + gamma_c L_c + gamma_r L_r and our further terms, with the schedule of the docids.
 
-Early in a run the docids are shaped by the losses on the heads alone; then the gradient of L_s is let into the heads
+A run begins with the ranking vectors alone; then the heads start as a quantiser of them (train.start_heads). From there
+the docids are shaped by the losses on the heads; then the gradient of L_s is let into the heads
 through the straight-through docids (it pulls every document to the docid that the decoder already likes, so not
 before the heads can resist); at the end the docids are frozen and only the decoder learns.
 """
@@ -44,6 +45,7 @@ class Phase(NamedTuple):
     straight_through: float  # weight of L_s's gradient into the heads
     joint: bool  # L_s has a gradient into more than the decoder
     frozen: bool  # docids are final; only the decoder learns
+    rewritten: bool = False  # the heads have just been started
 
 
 def partly_detached(x: Tensor, share: float) -> Tensor:
@@ -84,24 +86,25 @@ class AsiObjective:
         self.pairs = pairs
         self.config = config
         self.codes: Tensor | None = None  # (documents, m), once the docids are frozen
-        self.vectors_alone = config.train.start_heads > 0  # in this part of the run
+        self.vectors_alone = False  # in this part of the run
         if config.model.docids == "random":
             self.freeze()
 
     def phase(self, progress: float) -> Phase:
         """The part of the schedule at `progress`, the share of the run that is over."""
         train, loss = self.config.train, self.config.loss
-        self.vectors_alone = progress < train.start_heads
-        if train.start_heads and not self.vectors_alone and self.model.heads.untouched:
+        self.vectors_alone = loss.vector > 0 and progress < train.start_heads
+        rewritten = bool(train.start_heads) and not self.vectors_alone and self.model.heads.untouched
+        if rewritten:
             self.start_heads()
         if progress >= train.freeze_docids:
             return Phase(0.0, joint=False, frozen=True)
         if progress < train.straight_through_start:
-            return Phase(0.0, joint=False, frozen=False)
+            return Phase(0.0, joint=False, frozen=False, rewritten=rewritten)
         ramp = train.straight_through_full - train.straight_through_start
         share = min(1.0, (progress - train.straight_through_start) / ramp) if ramp else 1.0
         weight = share * loss.straight_through_weight if loss.straight_through else 0.0
-        return Phase(weight, joint=True, frozen=False)
+        return Phase(weight, joint=True, frozen=False, rewritten=rewritten)
 
     def course(self, step: int, steps: int) -> tuple[int, int]:
         return step, steps

@@ -57,7 +57,7 @@ class Objective(Protocol):
     @property
     def pairs(self) -> TrainingPairs: ...
     def parameter_groups(self) -> dict[str, ParameterGroup]: ...
-    def phase(self, progress: float) -> Any: ...  # has a boolean `frozen`
+    def phase(self, progress: float) -> Any: ...  # has the booleans `frozen` and `rewritten`
     def course(self, step: int, steps: int) -> tuple[int, int]: ...
     def represent(self, batch: Batch) -> tuple[Any, Any]: ...
     def batch_losses(self, representations: Any, batch: Batch) -> dict[str, Tensor]: ...
@@ -74,6 +74,7 @@ class NoPhase(NamedTuple):
     """The schedule of an objective that has none."""
 
     frozen: bool = False
+    rewritten: bool = False
 
 
 class Nothing(NamedTuple):
@@ -185,6 +186,8 @@ class Trainer:
         if phase.frozen and not self.frozen:
             self.objective.freeze()
             self.frozen = True
+        if phase.rewritten:  # by computations that need not round alike in all processes
+            self.processes.equalise(self.objective.model.parameters())
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak"] * lr_share(*self.objective.course(step, steps), self.config.warmup_steps)
         self.optimizer.zero_grad(set_to_none=True)

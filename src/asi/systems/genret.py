@@ -44,6 +44,7 @@ class Part(NamedTuple):
     position: int  # POSITIONS for the last part
     has_codebook: bool
     frozen: bool = False
+    rewritten: bool = False
 
 
 class States(NamedTuple):
@@ -55,9 +56,8 @@ class States(NamedTuple):
 
 def part_at(progress: float) -> Part:
     """
-    >>> part_at(0.0), part_at(0.3), part_at(0.99)
-    (Part(position=0, has_codebook=False, frozen=False), Part(position=1, has_codebook=True, frozen=False), \
-Part(position=3, has_codebook=True, frozen=False))
+    >>> [part_at(progress)[:2] for progress in (0.0, 0.3, 0.99)]
+    [(0, False), (1, True), (3, True)]
     """
     parts = round(progress / SHARE, 9)
     position = min(POSITIONS, int(parts))

@@ -90,7 +90,7 @@ ULTRON = (Stage(0.3, ("documents", "spans", "terms")), Stage(0.7, ("pseudo",)), 
 ROWS = (
     asi(
         "asi",
-        "docids of 2 codes out of 512; ours are the terms match, balance and vector, the constrained beam that is "
+        "docids of 2 codes out of 1024; ours are the terms match, balance and vector, the constrained beam that is "
         "filled up with the nearest buckets to 2% of the corpus, and ranking by vectors, tokens and known queries",
     ),
     System(
