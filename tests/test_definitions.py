@@ -304,7 +304,7 @@ def gere(workplace, build):
 # N-grams --------------------------------------------------------------------------------------------------------------
 
 
-def is_seal(views, kinds, name):
+def is_seal(kinds, name):
     """log odds of the n-gram with the query against without, squared; a covered piece counts a fifth."""
     assert BY_NAME[name].build.keywords["kinds"] == kinds
     alone, with_query = (3 + 5) / (100 + 5), 0.5
@@ -317,11 +317,11 @@ def is_seal(views, kinds, name):
 
 
 def seal(workplace, build):
-    is_seal(1, ("body",), "seal")
+    is_seal(("body",), "seal")
 
 
 def minder(workplace, build):
-    is_seal(3, ("title", "body", "pseudo"), "minder")
+    is_seal(("title", "body", "pseudo"), "minder")
 
 
 # Learned docids -------------------------------------------------------------------------------------------------------

@@ -10,14 +10,13 @@ from asi.analysis.studies import Bench, measured_run
 from asi.datasets import Dataset, WithMorePairs
 from asi.distributed import choose_device
 from asi.evaluation import evaluate_documents
-from asi.expansion import pseudo_queries_file, queries_by_document, with_queries
+from asi.expansion import DEFAULT_STEPS, pseudo_queries_file, queries_by_document, with_queries
 from asi.metrics import Report
 from asi.records import Document
 from asi.run import check_same_run
 from asi.systems.lexical import LexicalRetriever
 
 QUERIES_PER_DOCUMENT = 3
-GENERATOR_STEPS = 600
 EXAMPLES = 8
 
 
@@ -27,7 +26,7 @@ def expansion_section(bench: Bench) -> Section:
     check_same_run(bench.run_folder("default"), config, dataset.name)
     documents = list(dataset.documents())
     file = pseudo_queries_file(
-        dataset, bench.out, GENERATOR_STEPS, QUERIES_PER_DOCUMENT, config.train.seed, choose_device(bench.device),
+        dataset, bench.out, DEFAULT_STEPS, QUERIES_PER_DOCUMENT, config.train.seed, choose_device(bench.device),
         bench.reporter, bench.stopping, bench.cache,
     )  # fmt: skip
     expanded = WithMorePairs(dataset, str(file))
@@ -61,7 +60,7 @@ def expansion_text(dataset: Dataset, documents: Sequence[Document]) -> str:
     return (
         f"{len(qrels):,} training pairs for {len(documents):,} documents, of which "
         f"{len({qrel.document for qrel in qrels}):,} have any. A generator of our own is trained on the pairs "
-        f"({GENERATOR_STEPS} steps), samples {QUERIES_PER_DOCUMENT} queries for every document of the corpus, and "
+        f"({DEFAULT_STEPS} steps), samples {QUERIES_PER_DOCUMENT} queries for every document of the corpus, and "
         "these are trained on too. The documents of test_unseen have no training query, but here they have pseudo "
         "queries."
     )

@@ -22,7 +22,7 @@ from asi.datasets import Dataset, open_dataset
 from asi.distributed import Processes
 from asi.encoder import TextTokeniser, TokenisedTexts
 from asi.errors import ConfigError, Interrupted
-from asi.expansion import GeneratorConfig, pseudo_queries_file, queries_by_document
+from asi.expansion import DEFAULT_STEPS, GeneratorConfig, pseudo_queries_file, queries_by_document
 from asi.features import Features, compute_features
 from asi.model import Asi, Encoded
 from asi.pretrained import load_pretrained
@@ -32,7 +32,6 @@ from asi.texts import words
 from asi.training import Objective, StepReport, Trainer, fit, planned_steps
 
 PSEUDO_QUERIES = 5  # of a document
-GENERATOR_STEPS = 600
 SPANS = 2  # of a document: random parts of its text
 SPAN_WORDS = 16
 TERMS = 8
@@ -173,7 +172,7 @@ class Workplace:
     @cached_property
     def pseudo_queries(self) -> list[list[str]]:
         """Sampled queries of every document, from a generator that is trained on the pairs once for all systems."""
-        steps = min(GENERATOR_STEPS, max(50, len(self.texts.pairs) // 4))  # a small corpus is learnt sooner
+        steps = min(DEFAULT_STEPS, max(50, len(self.texts.pairs) // 4))  # a small corpus is learnt sooner
         file = pseudo_queries_file(
             self.dataset, self.out, steps, PSEUDO_QUERIES, self.seed, self.device, self.reporter,
             self.stopping, self.cache, GeneratorConfig(encoder=self.encoder_name, max_length=self.max_length),
