@@ -243,13 +243,17 @@ def test_a_study_is_resumed_and_refuses_other_settings(beir, encoder_folder, tmp
     command = ("study", "length", beir, "--out", "s", "--judge", "tfidf", *sets)
     first = asi(*command, "--steps", 4, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
+    assert "Docid length: 3, 4 runs to go, about" in first.stderr
     page = json.loads((tmp_path / "s" / "length" / "report.json").read_text())
     [rows] = [rows for title, rows in page["tables"].items() if "test: plain beam" in title]
     assert [row["length"] for row in rows] == list(STUDIES["length"].runs)
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "s" / "runs").glob("*/study.json")}
     assert len(kept) == 5
     (tmp_path / "s" / "runs" / "docid-length-4" / "study.json").unlink()
-    assert asi(*command, "--steps", 4, cwd=tmp_path).returncode == 0
+    resumed = asi(*command, "--steps", 4, cwd=tmp_path)
+    assert resumed.returncode == 0
+    assert resumed.stderr.count("measured already") == 4
+    assert "Docid length: 4, 1 run to go" in resumed.stderr
     again = {path: path.stat().st_mtime_ns for path in kept}
     assert [path.parent.name for path in kept if again[path] != kept[path]] == ["docid-length-4"]
     other = asi(*command, "--steps", 5, cwd=tmp_path)

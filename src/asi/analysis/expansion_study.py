@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from asi.analysis.bench import Bench, measured_run
 from asi.analysis.pages import Cell, Section, Table
 from asi.analysis.report import PAPER_COLUMNS, docid_cells
-from asi.analysis.studies import Bench, measured_run
 from asi.datasets import Dataset, WithMorePairs
 from asi.distributed import choose_device
 from asi.evaluation import evaluate_documents
@@ -18,12 +18,13 @@ from asi.systems.lexical import LexicalRetriever
 
 QUERIES_PER_DOCUMENT = 3
 EXAMPLES = 8
+EXPANSION_RUNS = ("default", "expanded")  # folders: without pseudo queries, with them
 
 
 def expansion_section(bench: Bench) -> Section:
     """Train a generator and two runs of the default settings; BM25 with and without the pseudo queries beside them."""
     dataset, splits, config = bench.dataset, bench.splits, bench.config
-    check_same_run(bench.run_folder("default"), config, dataset.name)
+    check_same_run(bench.run_folder(EXPANSION_RUNS[0]), config, dataset.name)
     documents = list(dataset.documents())
     file = pseudo_queries_file(
         dataset, bench.out, DEFAULT_STEPS, QUERIES_PER_DOCUMENT, config.train.seed, choose_device(bench.device),
@@ -33,10 +34,9 @@ def expansion_section(bench: Bench) -> Section:
     pseudo = queries_by_document(expanded.more)
     longer = with_queries(documents, pseudo)
     reports: dict[str, dict[str, Report]] = {}
-    for name, data, folder in (("ASI", dataset, "default"), ("ASI with pseudo queries", expanded, "expanded")):
-        bench.reporter.message(f"Query expansion: {name}")
-        measured, _ = measured_run(bench, bench.run_folder(folder), data, config)
-        reports[name] = measured["constrained"]
+    for name, data, folder in zip(("ASI", "ASI with pseudo queries"), (dataset, expanded), EXPANSION_RUNS, strict=True):
+        measures = measured_run(bench, f"Query expansion: {name}", bench.run_folder(folder), data, config)
+        reports[name] = measures["constrained"]
     for name, corpus in (("BM25", documents), ("BM25 with pseudo queries (DocT5Query)", longer)):
         retriever = LexicalRetriever(corpus)
         reports[name] = {split: evaluate_documents(retriever, *dataset.judged(split))[0] for split in splits}

@@ -1,34 +1,20 @@
-"""The paper's comparisons of variants, docid lengths and docid ranges: runs that differ in one setting, and their page.
+"""The paper's comparisons of variants, docid lengths and docid ranges: runs that differ in one setting."""
 
-Every run is trained for the same number of steps from the same frozen features, measured, and its measures kept in its
-folder: a study that was stopped goes on where it was.
-"""
-
-import json
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from asi.analysis import figures
-from asi.analysis.fingerprint import data_fingerprint
+from asi.analysis.bench import Bench, measured_run
 from asi.analysis.pages import Cell, Figure, Section, Table
 from asi.analysis.report import PAPER_COLUMNS, docid_cells
-from asi.batches import training_texts
-from asi.compare import evaluate_ways
 from asi.config import PAPER_OBJECTIVE, VARIANTS, Config, with_overrides
-from asi.datasets import Dataset
 from asi.errors import ConfigError
-from asi.folders import write_atomically
-from asi.index import Index
 from asi.judges import Judge
-from asi.metrics import Report, as_json
-from asi.run import Reporter, check_same_run, train
+from asi.metrics import Report
 
 NOISE = 0.01  # a smaller difference between two runs may be their seeds'
-WAYS: dict[str, dict[str, Any]] = {"beam": {"mode": "beam"}, "constrained": {"mode": "constrained"}}
 
 
 @dataclass(frozen=True)
@@ -46,74 +32,23 @@ class Study:
 Results = Mapping[str, Mapping[str, Mapping[str, Report]]]  # run -> way -> split -> report
 
 
-@dataclass(frozen=True)
-class Bench:
-    """What all runs of a study share."""
-
-    dataset: Dataset
-    splits: Sequence[str]
-    config: Config  # the number of steps, and everything that the runs do not change
-    judge: Judge
-    out: Path
-    reporter: Reporter
-    stopping: Callable[[], bool] = lambda: False
-    device: str | None = None
-    fingerprints: dict[int, str] = field(default_factory=dict)  # by the identity of the data set
-
-    def fingerprint(self, dataset: Dataset) -> str:
-        if id(dataset) not in self.fingerprints:
-            self.fingerprints[id(dataset)] = data_fingerprint(training_texts(dataset), dataset, self.splits)
-        return self.fingerprints[id(dataset)]
-
-    def run_folder(self, name: str) -> Path:
-        return self.out / "runs" / name
-
-    @property
-    def cache(self) -> Path:
-        return self.out / "cache"
+def study_runs(study: Study, bench: Bench) -> dict[str, tuple[Path, Config]]:
+    """The folder and settings of each run; a run with the default settings is shared by all studies."""
+    prefix = study.title.lower().replace(" ", "-")
+    runs = {}
+    for name, overrides in study.runs.items():
+        config = with_overrides(bench.config, overrides)
+        runs[name] = (bench.run_folder("default" if config == bench.config else f"{prefix}-{name}"), config)
+    return runs
 
 
 def run_study(study: Study, bench: Bench) -> Section:
     """Train and measure what is missing."""
-    results: dict[str, dict[str, dict[str, Report]]] = {}
-    seconds: list[float] = []
-    for number, (name, overrides) in enumerate(study.runs.items()):
-        left = len(study.runs) - number
-        about = f", about {left * sum(seconds) / len(seconds) / 60:.0f} min left" if seconds else ""
-        bench.reporter.message(f"{study.title}: {name}, run {number + 1} of {len(study.runs)}{about}")
-        started = time.monotonic()
-        changed = with_overrides(bench.config, overrides)
-        own_name = f"{study.title.lower().replace(' ', '-')}-{name}"
-        folder = bench.run_folder("default" if changed == bench.config else own_name)
-        results[name], is_new = measured_run(bench, folder, bench.dataset, changed)
-        if is_new:
-            seconds.append(time.monotonic() - started)
+    results = {
+        name: measured_run(bench, f"{study.title}: {name}", folder, bench.dataset, config)
+        for name, (folder, config) in study_runs(study, bench).items()
+    }
     return study_section(study, results, bench.splits, bench.config, bench.judge)
-
-
-def measured_run(
-    bench: Bench, folder: Path, dataset: Dataset, config: Config
-) -> tuple[dict[str, dict[str, Report]], bool]:
-    """The measures of a run: read from its folder, or trained for. The second value says which."""
-    check_same_run(folder, config, dataset.name)
-    kept = folder / "study.json"
-    wanted = {"judge": bench.judge.name, "splits": list(bench.splits), "data": bench.fingerprint(dataset)}
-    if kept.exists():
-        saved = json.loads(kept.read_text(encoding="utf-8"))
-        if {name: saved.get(name) for name in wanted} == wanted:
-            return {
-                way: {split: Report.from_dict(values) for split, values in by.items()}
-                for way, by in saved["reports"].items()
-            }, False
-    train(
-        dataset, folder, config, resume=True, device=bench.device, cache=bench.cache,
-        reporter=bench.reporter, stopping=bench.stopping,
-    )  # fmt: skip
-    bench.reporter.stage("measuring", 0)
-    with Index.load(folder, bench.device) as opened:
-        reports, _ = evaluate_ways(opened, dataset, bench.splits, WAYS, bench.judge)
-    write_atomically(kept, json.dumps(wanted | {"reports": as_json(reports)}, indent=1))
-    return reports, True
 
 
 def study_section(study: Study, results: Results, splits: Sequence[str], config: Config, judge: Judge) -> Section:
@@ -265,9 +200,9 @@ STUDIES: dict[str, Study] = {
     ),
     "range": Study(
         "Docid range",
-        "The default objective with 32 to 512 codes at each position.",
+        "The default objective with 32 to 512 codes at each position, as in the paper, and 1,024, our default.",
         "codes per position",
-        {str(V): (f"model.V={V}",) for V in (32, 64, 128, 256, 512)},
+        {str(V): (f"model.V={V}",) for V in (32, 64, 128, 256, 512, 1024)},
         size_findings,
         as_lines=True,
     ),

@@ -5,20 +5,27 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from asi.analysis.expansion_study import expansion_section
+from asi.analysis.bench import Bench
+from asi.analysis.expansion_study import EXPANSION_RUNS, expansion_section
 from asi.analysis.pages import Page, Section
 from asi.analysis.report import build_report
-from asi.analysis.studies import STUDIES, Bench, find_study, run_study
+from asi.analysis.studies import STUDIES, find_study, run_study, study_runs
 from asi.index import Index
 
 
 def write_study(name: str, bench: Bench) -> Path:
     """Run what is missing and write the page; returns its HTML file."""
-    parts: dict[str, Callable[[], Section]] = {study: partial(run_study, STUDIES[study], bench) for study in STUDIES}
-    parts["expansion"] = partial(expansion_section, bench)
-    if name != "all" and name not in parts:
+    if name not in ("all", "expansion"):
         find_study(name)  # says which there are
-    sections = [part() for study, part in parts.items() if name in ("all", study)]
+    parts: list[Callable[[], Section]] = []
+    for study_name, study in STUDIES.items():
+        if name in ("all", study_name):
+            bench.plan(folder for folder, _ in study_runs(study, bench).values())
+            parts.append(partial(run_study, study, bench))
+    if name in ("all", "expansion"):
+        bench.plan(map(bench.run_folder, EXPANSION_RUNS))
+        parts.append(partial(expansion_section, bench))
+    sections = [part() for part in parts]
     introduction = [f"`{bench.dataset.name}`, {', '.join(bench.splits)}, {datetime.date.today()}."]
     if name != "all":
         return Page(sections[0].title, introduction, sections).write(bench.out / name)

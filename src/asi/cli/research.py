@@ -109,7 +109,7 @@ def study(
     device: Device = None,
 ) -> None:
     """Train and compare what the paper compares, and write a page. Stopped, it goes on where it was when run again."""
-    from asi.analysis.studies import Bench
+    from asi.analysis.bench import Bench
     from asi.analysis.study_page import write_study
     from asi.datasets import open_dataset
     from asi.judges import find_judge

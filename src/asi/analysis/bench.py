@@ -1,0 +1,99 @@
+"""Runs of a study: each trained for the same number of steps from the same frozen features, then measured.
+
+The measures are kept in the run's folder: a study that was stopped goes on where it was.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from asi.analysis.fingerprint import data_fingerprint
+from asi.batches import training_texts
+from asi.compare import evaluate_ways
+from asi.config import Config
+from asi.datasets import Dataset
+from asi.folders import write_atomically
+from asi.index import Index
+from asi.judges import Judge
+from asi.metrics import Report, as_json
+from asi.run import Reporter, check_same_run, train
+
+WAYS: dict[str, dict[str, Any]] = {"beam": {"mode": "beam"}, "constrained": {"mode": "constrained"}}
+Measures = dict[str, dict[str, Report]]  # way -> split -> report
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all runs of a study share."""
+
+    dataset: Dataset
+    splits: Sequence[str]
+    config: Config  # the number of steps, and everything that the runs do not change
+    judge: Judge
+    out: Path
+    reporter: Reporter
+    stopping: Callable[[], bool] = lambda: False
+    device: str | None = None
+    fingerprints: dict[int, str] = field(default_factory=dict)  # by the identity of the data set
+    unmeasured: set[Path] = field(default_factory=set)  # the runs that are still to come
+    seconds: list[float] = field(default_factory=list)  # what runs took so far
+
+    def plan(self, folders: Iterable[Path]) -> None:
+        """Say which runs will be asked for, so that the time left can be told."""
+        self.unmeasured.update(folder for folder in folders if not measures_file(folder).exists())
+
+    def fingerprint(self, dataset: Dataset) -> str:
+        if id(dataset) not in self.fingerprints:
+            self.fingerprints[id(dataset)] = data_fingerprint(training_texts(dataset), dataset, self.splits)
+        return self.fingerprints[id(dataset)]
+
+    def run_folder(self, name: str) -> Path:
+        return self.out / "runs" / name
+
+    @property
+    def cache(self) -> Path:
+        return self.out / "cache"
+
+
+def measures_file(folder: Path) -> Path:
+    return folder / "study.json"
+
+
+def measured_run(bench: Bench, label: str, folder: Path, dataset: Dataset, config: Config) -> Measures:
+    """The measures of a run: read from its folder, or trained for."""
+    check_same_run(folder, config, dataset.name)
+    kept = measures_file(folder)
+    wanted = {"judge": bench.judge.name, "splits": list(bench.splits), "data": bench.fingerprint(dataset)}
+    if kept.exists():
+        saved = json.loads(kept.read_text(encoding="utf-8"))
+        if {name: saved.get(name) for name in wanted} == wanted:
+            bench.reporter.message(f"{label}: measured already")
+            return {
+                way: {split: Report.from_dict(values) for split, values in by.items()}
+                for way, by in saved["reports"].items()
+            }
+    bench.unmeasured.add(folder)
+    bench.reporter.message(f"{label}, {time_left(bench)}")
+    started = time.monotonic()
+    train(
+        dataset, folder, config, resume=True, device=bench.device, cache=bench.cache,
+        reporter=bench.reporter, stopping=bench.stopping,
+    )  # fmt: skip
+    bench.reporter.stage("measuring", 0)
+    with Index.load(folder, bench.device) as opened:
+        reports, _ = evaluate_ways(opened, dataset, bench.splits, WAYS, bench.judge)
+    write_atomically(kept, json.dumps(wanted | {"reports": as_json(reports)}, indent=1))
+    bench.unmeasured.discard(folder)
+    bench.seconds.append(time.monotonic() - started)
+    return reports
+
+
+def time_left(bench: Bench) -> str:
+    runs = len(bench.unmeasured)
+    text = f"{runs} run{'s' if runs > 1 else ''} to go"
+    if not bench.seconds:
+        return text
+    return f"{text}, about {runs * sum(bench.seconds) / len(bench.seconds) / 60:.0f} min"
