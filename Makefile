@@ -15,8 +15,9 @@ $(SETUP): pyproject.toml
 demo: $(SETUP)
 	$(BIN)/asi demo --out runs/demo
 
+# Tests run beside each other, so each has one thread: more of them would compete.
 test: $(SETUP)
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 lint: $(SETUP)
 	$(BIN)/ruff check .
