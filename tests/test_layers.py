@@ -15,7 +15,7 @@ LAYERS = [
     "encoder corpora store",
     "model datasets",
     "features batches checkpoint distributed holdout ranking",
-    "matching pretrained training",
+    "centres matching pretrained training",
     "objective indexing judges",
     "search",
     "run evaluation",

@@ -5,7 +5,6 @@ from asi.ranking import (
     KnownQueries,
     RankingRows,
     RowShape,
-    buckets_as_rows,
     by_text,
     by_text_and_queries,
     calibration,
@@ -29,14 +28,6 @@ def test_packed_rows_keep_everything():
     assert np.array_equal(rows.bias, bias)
     error = np.abs(rows.vectors - vectors) / np.abs(vectors).max(1, keepdims=True)
     assert error.max() <= 0.5 / 127 + 1e-6
-
-
-def test_a_bucket_scores_as_its_best_document_is_expected_to():
-    """Two buckets: (1, 0) and (0, 1), whose mean is (.5, .5) with a spread of sqrt(1 - .5); and (0, 2) alone."""
-    vectors = np.array([[1, 0], [0, 1], [0, 2]], np.float32)
-    rows = buckets_as_rows(RankingRows(vectors, np.array([0.1, 0.3, 0.5], np.float32)), np.array([0, 2]))
-    assert rows.vectors.tolist() == [[0.5, 0.5], [0, 2]]
-    assert rows.bias == pytest.approx([0.2 + 0.1 * 0.5**0.5 * (2 * np.log(2)) ** 0.5, 0.5])
 
 
 def test_without_queries_the_score_is_the_cosine():

@@ -26,7 +26,6 @@ SIMILARITIES_AT_ONCE = 2**26
 MIDDLE, HIGH = 0.5, 0.9999  # the quantiles of the similarities that are made equal: only the highest decide a ranking
 KNOWN_SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 TOP = 10
-SPREAD_ALONG_A_QUERY = np.float32(0.1)  # part of a bucket's spread, as in about 100 dimensions (LOG.md)
 
 
 class RankingRows(NamedTuple):
@@ -62,21 +61,6 @@ def unpack(stored: NDArray[np.int8]) -> RankingRows:
     """Vectors and biases of rows without their tokens."""
     extra = np.ascontiguousarray(stored[:, -SCALE_AND_BIAS:]).view(np.float32)  # (n, 2)
     return RankingRows(stored[:, :-SCALE_AND_BIAS].astype(np.float32) * extra[:, :1], extra[:, 1])
-
-
-def buckets_as_rows(rows: RankingRows, starts: NDArray[np.int64]) -> RankingRows:
-    """One row for each bucket, by which it scores as its best document is expected to; `starts` are the first rows.
-
-    The best of n draws stands about sqrt(2 ln n) deviations above their mean, so a bucket of documents that are unlike
-    each other is nearer than its mean. How much of their distances from the mean is along a query, is measured.
-    """
-    sizes = np.diff(starts, append=len(rows.vectors)).astype(np.float32)
-    sums: Floats = np.add.reduceat(rows.vectors, starts, axis=0)
-    means = sums / sizes[:, None]
-    squares = np.add.reduceat(np.square(rows.vectors).sum(axis=1), starts) / sizes
-    spread = np.sqrt(np.maximum(squares - np.square(means).sum(axis=1), 0))
-    bias = np.add.reduceat(rows.bias, starts) / sizes
-    return RankingRows(means, bias + SPREAD_ALONG_A_QUERY * spread * np.sqrt(2 * np.log(sizes)))
 
 
 def unit(vectors: Floats) -> Floats:

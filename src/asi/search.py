@@ -18,6 +18,7 @@ from torch import Tensor
 
 from asi.arrays import expand_ranges
 from asi.beam import PrefixTree, beam_search, stable_topk
+from asi.centres import centres_of
 from asi.checkpoint import LoadedModel
 from asi.config import SearchConfig
 from asi.encoder import TokenisedTexts
@@ -26,7 +27,7 @@ from asi.features import Features
 from asi.indexing import row_shape
 from asi.matching import match, query_tokens
 from asi.model import Encoded, Generation
-from asi.ranking import buckets_as_rows, unpack
+from asi.ranking import RankingRows, unpack
 from asi.records import Docid, Document, Hit
 from asi.snapshot import Snapshot
 from asi.store import Store
@@ -63,7 +64,15 @@ class View(NamedTuple):
 
     snapshot: Snapshot
     tree: PrefixTree
-    centres: tuple[Tensor, Tensor] | None  # what each bucket is near to: means of vectors (U, D) and biases (U,)
+    centres: "BucketCentres | None"
+
+
+class BucketCentres(NamedTuple):
+    """What each bucket is near to: C rows, of which the first U are the buckets' own in their order."""
+
+    vectors: Tensor  # (C, D)
+    biases: Tensor  # (C,)
+    owners: Tensor  # (C - U,) the buckets of the others
 
 
 class Searcher:
@@ -96,19 +105,24 @@ class Searcher:
             return "this index has no vectors (index.vectors = false): use --ranking docid"
         return None
 
-    def bucket_centres(self, snapshot: Snapshot) -> tuple[Tensor, Tensor] | None:
+    def bucket_centres(self, snapshot: Snapshot) -> BucketCentres | None:
         """Needed where the list of docids is filled up and vectors may be used."""
         count, width = len(snapshot.codes), self.model.encoder.shape.width
         is_used = self.config.mode == "constrained" and self.config.ranking != "docid"
         if not is_used or not count or 4 * count * width > LARGEST_CENTRES:
             return None
-        means, biases = np.empty((count, width), dtype=np.float32), np.empty(count, dtype=np.float32)
+        own, further, owners = [], [], []
         for first in range(0, count, BUCKETS_AT_ONCE):
             starts = snapshot.offsets[first : first + BUCKETS_AT_ONCE + 1]
             rows = unpack(self.store.vectors(snapshot.numbers[starts[0] : starts[-1]], self.ranked))
-            some = slice(first, first + BUCKETS_AT_ONCE)
-            means[some], biases[some] = buckets_as_rows(rows, starts[:-1] - starts[0])
-        return torch.from_numpy(means).to(self.model.device), torch.from_numpy(biases).to(self.model.device)
+            centres = centres_of(rows, starts[:-1] - starts[0])
+            buckets = len(starts) - 1
+            own.append(RankingRows(*(part[:buckets] for part in centres.rows)))
+            further.append(RankingRows(*(part[buckets:] for part in centres.rows)))
+            owners.append(first + centres.owners)
+        vectors, biases = (np.concatenate(parts) for parts in zip(*own, *further, strict=True))
+        found = vectors, biases, np.concatenate(owners)
+        return BucketCentres(*(torch.from_numpy(part).to(self.model.device) for part in found))
 
     def candidates(self, view: View, k: int) -> int:
         """How many documents are ranked."""
@@ -187,8 +201,11 @@ class Searcher:
         by_heads = one_pass_scores(logits.log_softmax(-1), view.snapshot)
         if view.centres is None:
             return by_heads
-        vectors, biases = view.centres
-        return F.normalize(query.x, dim=-1) @ vectors.T + biases + self.config.fill_weight * by_heads
+        vectors, biases, owners = view.centres
+        scores = F.normalize(query.x, dim=-1) @ vectors.T + biases  # (Q, C)
+        own, further = scores.split([by_heads.size(1), len(owners)], dim=1)
+        nearest = own.scatter_reduce(1, owners.expand(len(further), -1), further, "amax")
+        return nearest + self.config.fill_weight * by_heads
 
     def answer(self, query: "PaddedQueries", k: int) -> list[list[tuple[Hit, Document]]]:
         """Ranked hits; started over if a document that was found has been replaced or deleted meanwhile."""

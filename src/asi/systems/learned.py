@@ -88,8 +88,9 @@ def open_asi(workplace: Workplace, folder: RunFolder, settings: Mapping[str, Any
     docids = SearcherDocids(searcher, workplace.keys)
     each = float(index.store.meta.docid_bytes)
     if config.index.vectors:
-        centres = len(np.unique(docids.of_documents, axis=0)) * model.encoder.shape.width * 4 / len(workplace.keys)
-        each += row_shape(model).whole + centres
+        each += row_shape(model).whole
+        if (centres := searcher.current_view().centres) is not None:
+            each += centres.vectors.numel() * centres.vectors.element_size() / len(workplace.keys)
     batch = workplace.pairs(workplace.texts.pairs, config.train.batch).batch
     return Built(searcher, trained, minutes_of(folder, batch), each, docids)
 
