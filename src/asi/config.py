@@ -112,7 +112,7 @@ class TrainConfig:
     encoder_lr: float = 2e-5  # for encoder layers that are not frozen
     weight_decay: float = 0.01  # of everything else
     warmup_steps: int = 50
-    clip: float = 1.0  # of the gradient's norm: decoder, heads, adapter and encoder each by itself
+    clip: float = 1.0  # of the gradient's norm: decoder, heads, adapter, matcher and encoder each by itself
     straight_through_start: float = 0.3  # share of the run after which L_s's gradient into the heads is ramped in
     straight_through_full: float = 0.5  # and where it has its full weight
     freeze_docids: float = 0.9  # share of the run after which only the decoder learns; 1 for never
