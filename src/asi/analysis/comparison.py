@@ -19,7 +19,7 @@ from asi.folders import write_atomically
 from asi.metrics import Buckets, Report, docid_health, docid_scores, perplexity, reciprocal_ranks, relevant_keys
 from asi.significance import holm, randomisation_test
 from asi.systems.table import System
-from asi.systems.workplace import Built, Docids, Workplace
+from asi.systems.workplace import Built, DocidLevel, Workplace
 from asi.trec import write_trec_run
 
 OURS = "asi"
@@ -116,6 +116,13 @@ def compare(systems: Sequence[System], workplace: Workplace, splits: Sequence[st
 
 def run_system(system: System, workplace: Workplace, splits: Sequence[str]) -> Measured:
     built = system.build(workplace)
+    try:
+        return measure(system, built, workplace, splits)
+    finally:
+        built.close()
+
+
+def measure(system: System, built: Built, workplace: Workplace, splits: Sequence[str]) -> Measured:
     workplace.reporter.stage("measuring", 0)
     reports: dict[str, Report] = {}
     ranks: dict[str, list[float]] = {}
@@ -147,7 +154,7 @@ def relevant_rows(workplace: Workplace, split: str) -> list[list[int]]:
 
 
 def with_docid_level(
-    report: Report, docids: Docids, queries: Sequence[str], relevant: Sequence[Sequence[int]]
+    report: Report, docids: DocidLevel, queries: Sequence[str], relevant: Sequence[Sequence[int]]
 ) -> Report:
     """The report with the docid-level measures; a document without a docid has one of its own that nothing finds."""
     found = [own for part in parts_of(queries, QUERIES_PER_CALL) for own in docids.docids(part, DEPTH)]

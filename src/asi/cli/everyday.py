@@ -202,7 +202,7 @@ def show_command(
 
 @app.command()
 def doctor(run: RunPath) -> None:
-    """Check every file of a run against its checksum, and the store against the model."""
+    """Check the model files against their checksums, and the store against itself and the model."""
     from asi.index import examine
 
     sick = False

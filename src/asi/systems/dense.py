@@ -158,7 +158,6 @@ class DenseRetriever:
     """Exact inner-product search with faiss."""
 
     def __init__(self, workplace: Workplace, model: BiEncoder, settings: DenseSettings) -> None:
-        require_faiss()
         import faiss
 
         self.workplace = workplace
@@ -204,7 +203,7 @@ def embedded(tower: nn.Module, pooled: NDArray[np.float32], device: torch.device
 
 
 def build_dense(workplace: Workplace, name: str, settings: DenseSettings) -> Built:
-    torch.manual_seed(workplace.seed)
+    require_faiss()
     texts = workplace.texts
     sources = [texts.queries]
     stages = [(1.0, texts.pairs)]
@@ -214,7 +213,8 @@ def build_dense(workplace: Workplace, name: str, settings: DenseSettings) -> Bui
         stages = [(PRETRAINED, pseudo.pairs + np.array([len(texts.queries), 0])), *stages]
     queries = np.concatenate([pooled_by(settings, workplace.features(source)) for source in sources])
     hard = bm25_negatives(workplace, sources) if settings.hard_negatives else None
-    model = BiEncoder(workplace.encoder.encoder.shape.width, settings).to(workplace.device)
+    width = workplace.encoder.encoder.shape.width
+    model = workplace.new_model(lambda: BiEncoder(width, settings))
     objective = DenseObjective(
         model,
         queries,

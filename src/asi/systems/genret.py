@@ -108,6 +108,7 @@ class GenRetObjective(PlainObjective):
         self.part = part
         return part
 
+    @torch.no_grad()
     def enter(self, part: Part) -> None:
         """Fix the codes of the positions before, and start the codebook of this one from clusters."""
         known = self.workplace.known
@@ -118,21 +119,18 @@ class GenRetObjective(PlainObjective):
             self.number(known)
         elif part.has_codebook:
             drawn = np.random.default_rng(self.workplace.seed).permutation(known)[:SAMPLE]
-            with torch.no_grad():
-                states = [self.model.norm(own[:, part.position]) for own in self.document_states(drawn)]
-                around = centred(
-                    torch.cat(states).cpu().numpy(), self.model.codes[drawn, : part.position].cpu().numpy()
-                )
-                centres = torch.from_numpy(cluster_centres(around, CODES, self.workplace.seed))
-                book = self.model.outputs[part.position]
-                book[: len(centres)] = F.normalize(centres, dim=-1).to(book.device)
+            states = [self.model.norm(own[:, part.position]) for own in self.document_states(drawn)]
+            around = centred(torch.cat(states).cpu().numpy(), self.model.codes[drawn, : part.position].cpu().numpy())
+            centres = torch.from_numpy(cluster_centres(around, CODES, self.workplace.seed))
+            book = self.model.outputs[part.position]
+            book[: len(centres)] = F.normalize(centres, dim=-1).to(book.device)
 
     def document_states(self, rows: NDArray[np.int64]) -> Iterator[Tensor]:
         """States (n, positions, d) of documents, given their codes so far, some at a time."""
         for own in np.array_split(rows, max(1, len(rows) // 256)):
-            with torch.no_grad():
-                yield self.model.states(encode(self.workplace.encoder, self.documents, own), self.model.codes[own])
+            yield self.model.states(encode(self.workplace.encoder, self.documents, own), self.model.codes[own])
 
+    @torch.no_grad()
     def fix(self, position: int, rows: NDArray[np.int64]) -> None:
         """The codes of these documents at `position`, as the model has them now."""
         if len(rows):
@@ -222,10 +220,10 @@ def numbers_within(docids: NDArray[np.int64], rows: Sequence[int] | NDArray[np.i
 
 
 def build_genret(workplace: Workplace, name: str) -> Built:
-    torch.manual_seed(workplace.seed)
     every = np.arange(len(workplace.keys))
-    decoder = GenRetDecoder(workplace.encoder.encoder.shape.width, len(every)).to(workplace.device)
     reading = workplace.reading(SOURCES)
+    width = workplace.encoder.encoder.shape.width
+    decoder = workplace.new_model(lambda: GenRetDecoder(width, len(every)))
     objective = GenRetObjective(
         decoder, workplace, reading.features, workplace.documents, workplace.pairs(reading.all_pairs, BATCH)
     )

@@ -92,7 +92,7 @@ def open_asi(workplace: Workplace, folder: RunFolder, settings: Mapping[str, Any
         if (centres := searcher.current_view().centres) is not None:
             each += centres.vectors.numel() * centres.vectors.element_size() / len(workplace.keys)
     batch = workplace.pairs(workplace.texts.pairs, config.train.batch).batch
-    return Built(searcher, trained, minutes_of(folder, batch), each, docids)
+    return Built(searcher, trained, minutes_of(folder, batch), each, docids, index.close)
 
 
 def minutes_of(folder: RunFolder, batch: int) -> float:
@@ -145,6 +145,7 @@ def build_simcse_docid(workplace: Workplace, asi: str, dense: str, settings: Den
     vectors = build_dense(workplace, dense, settings)
     assert isinstance(vectors.retriever, DenseRetriever)
     ours = open_asi(workplace, folder)
+    ours.close()
     docids = ours.docids
     assert docids is not None
     retriever = BucketRetriever(vectors.retriever, docids.of_documents)

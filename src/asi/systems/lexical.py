@@ -1,4 +1,5 @@
-"""BM25: the baseline without training. Lucene's formula with k1 = 1.5 and b = 0.75, over plain lower-case words."""
+"""BM25: Lucene's formula with k1 = 1.5 and b = 0.75, over plain lower-case words; alone, with pseudo queries
+(DocT5Query), and as a source of hard negatives."""
 
 from collections.abc import Iterable, Sequence
 
@@ -62,7 +63,8 @@ def build_bm25(workplace: Workplace, *, expanded: bool) -> Built:
 
 def bm25_negatives(workplace: Workplace, sources: Sequence[Sequence[str]]) -> NDArray[np.int64]:
     """For every query the best known document by BM25 that does not answer it; a random one if there is none."""
-    file = workplace.cache / f"bm25-negatives-{'-'.join(str(len(source)) for source in sources)}.npy"
+    texts = [text for source in sources for text in source]
+    file = workplace.cache / f"bm25-negatives-{len(texts)}.npy"  # the comparison's data do not change
     if file.exists():
         found: NDArray[np.int64] = np.load(file)
         return found
@@ -71,7 +73,6 @@ def bm25_negatives(workplace: Workplace, sources: Sequence[Sequence[str]]) -> ND
     answers: dict[int, set[int]] = {}
     for query, document in workplace.texts.pairs.tolist():
         answers.setdefault(query, set()).add(document)
-    texts = [text for source in sources for text in source]
     if len(sources) > 1:
         pseudo = workplace.source("pseudo")
         answers |= {len(sources[0]) + text: {row} for text, row in pseudo.pairs.tolist()}
@@ -86,5 +87,7 @@ def bm25_negatives(workplace: Workplace, sources: Sequence[Sequence[str]]) -> ND
         if i % 1000 == 0:
             workplace.advance(i)
     workplace.cache.mkdir(parents=True, exist_ok=True)
-    np.save(file, negatives)
+    beside = file.with_suffix(".part.npy")
+    np.save(beside, negatives)
+    beside.replace(file)
     return negatives

@@ -120,13 +120,13 @@ class NgramRetriever:
         return [self.ranked([by_query[i] for by_query in written], k) for i in range(len(queries))]
 
     def ranked(self, views: Sequence[Ngrams], k: int) -> list[Hit]:
-        total: dict[int, float] = {}
+        total = np.zeros(len(self.workplace.keys))
         for ngrams in views:
             documents, scores = document_scores(ngrams)
-            for document, score in zip(documents.tolist(), scores.tolist(), strict=True):
-                total[document] = total.get(document, 0.0) + score
-        best = sorted(total, key=lambda document: (-total[document], document))[:k]
-        return [Hit(self.workplace.keys[document], total[document]) for document in best]
+            total[documents] += scores
+        found = np.flatnonzero(total)
+        best = found[np.argsort(-total[found], kind="stable")[:k]].tolist()
+        return [Hit(self.workplace.keys[document], float(total[document])) for document in best]
 
     @torch.inference_mode()
     def written(self, queries: Sequence[str], view: View, marker: int) -> list[Ngrams]:
@@ -192,9 +192,9 @@ def build_ngrams(workplace: Workplace, name: str, kinds: Sequence[str]) -> Built
         View.of(tokens[kind], texts[kind][1], marker, words, workplace.tokenise.starts)
         for kind, marker in zip(kinds, markers, strict=True)
     ]
-    torch.manual_seed(workplace.seed)
     shape = Shape(LENGTH + 1, len(words), shared_tokens=True, head_prior=True)
-    decoder = Decoder(workplace.encoder.encoder.shape.width, shape).to(workplace.device)
+    width = workplace.encoder.encoder.shape.width
+    decoder = workplace.new_model(lambda: Decoder(width, shape))
     words.start(decoder, workplace.encoder.encoder.words.weight)
     minutes = workplace.train(name, ngram_objective(workplace, decoder, views, words))
     retriever = NgramRetriever(workplace, decoder, views, markers, words)

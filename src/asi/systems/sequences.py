@@ -154,7 +154,10 @@ class SequenceRetriever:
 
     @torch.inference_mode()
     def generate(self, queries: Sequence[str], beams: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Rows of the docids (Q, K), -1 for what is no docid, and their log-probabilities, best first."""
+        """Rows of the docids (Q, K), -1 for what no document has, and their log-probabilities, best first.
+
+        Where there are fewer than K, the log-probability is -inf.
+        """
         if isinstance(self.decoder, PrefixAwareDecoder):
             step: Generation = PrefixAwareGeneration(
                 self.decoder, self.workplace.encode(self.workplace.tokenise(queries))
@@ -165,23 +168,30 @@ class SequenceRetriever:
         ending = UntilTheEnd(step) if self.identifiers.ends else step
         found = beam_search(ending, self.decoder.m, min(beams, self.count), tree)
         rows = found.rows if found.rows is not None else self.tree.find(found.codes.cpu())
-        scores = found.scores.cpu().numpy()
-        return np.where(np.isfinite(scores), rows.numpy(), -1), scores
+        return rows.numpy(), found.scores.cpu().numpy()
 
     def docids(self, queries: Sequence[str], count: int) -> list[list[Docid]]:
-        """A document with several docids counts by its first one, whichever is generated."""
+        """A document with several docids counts by its first one, whichever is generated.
+
+        What no document has keeps its place, as a docid that nothing has.
+        """
         if any(query not in self.generated for query in queries):
             self.search(queries, count)
         first = self.of_documents[self.members[self.starts[:-1]], 0]  # of each docid's first document
         found: list[list[Docid]] = [[] for _ in queries]
         for query, own in zip(queries, found, strict=True):
-            own += [(int(row),) for row in dict.fromkeys(first[row] for row in self.generated[query] if row >= 0)]
+            places = enumerate(self.generated[query])
+            known = dict.fromkeys(int(first[row]) if row >= 0 else self.count + place for place, row in places)
+            own += [(row,) for row in known]
         return [own[:count] for own in found]
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        rows, scores = self.generate(queries, max(k, self.beams))
-        self.generated.update(zip(queries, rows.tolist(), strict=True))
-        return [self.opened(own, values, k) for own, values in zip(rows.tolist(), scores.tolist(), strict=True)]
+        answers = []
+        for query, rows, scores in zip(queries, *self.generate(queries, max(k, self.beams)), strict=True):
+            found = np.isfinite(scores)
+            self.generated[query] = rows[found].tolist()
+            answers.append(self.opened(self.generated[query], scores[found].tolist(), k))
+        return answers
 
     def opened(self, rows: list[int], scores: list[float], k: int) -> list[Hit]:
         hits: dict[int, Hit] = {}
@@ -197,11 +207,11 @@ def build_sequences(workplace: Workplace, name: str, settings: SequenceSettings)
     """Make the docids, train the decoder, open the retriever."""
     identifiers = settings.identifiers(workplace)
     L, V = identifiers.codes.shape[1], identifiers.V
-    torch.manual_seed(workplace.seed)
     width = workplace.encoder.encoder.shape.width
     kind = PrefixAwareDecoder if settings.prefix_aware else Decoder
     words = identifiers.words
-    decoder = kind(width, Shape(L, V, identifiers.shared, head_prior=words is not None)).to(workplace.device)
+    shape = Shape(L, V, identifiers.shared, head_prior=words is not None)
+    decoder = workplace.new_model(lambda: kind(width, shape))
     if words is not None:
         words.start(decoder, workplace.encoder.encoder.words.weight)
     if settings.starts_from_vectors:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from asi.pretrained import load_pretrained
 from asi.records import Docid, Retriever
 from asi.run import Reporter
 from asi.texts import words
-from asi.training import Objective, StepReport, Trainer, fit, planned_steps
+from asi.training import Objective, Trainer, fit, planned_steps
 
 PSEUDO_QUERIES = 5  # of a document
 SPANS = 2  # of a document: random parts of its text
@@ -38,7 +38,10 @@ TERMS = 8
 WHOLE_TEXT = 512  # tokens
 
 
-class Docids(Protocol):
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class DocidLevel(Protocol):
     """The docid-level side of a system that has docids."""
 
     @property
@@ -57,7 +60,8 @@ class Built:
     parameters: int  # that were trained
     minutes: float  # of training
     bytes_per_document: float  # of what the answers are looked up in: codes, vectors, postings, n-grams; no texts
-    docids: Docids | None = None
+    docids: DocidLevel | None = None
+    close: Callable[[], None] = lambda: None  # what the retriever holds open
 
 
 class Source(NamedTuple):
@@ -213,6 +217,11 @@ class Workplace:
 
     # Training ---------------------------------------------------------------------------------------------------------
 
+    def new_model(self, make: Callable[[], Model]) -> Model:
+        """A model whose random start depends on the comparison's seed alone, not on what ran before."""
+        torch.manual_seed(self.seed)
+        return make().to(self.device)
+
     def pairs(self, pairs: NDArray[np.int64], batch: int) -> TrainingPairs:
         return TrainingPairs(pairs, self.seed, batch)
 
@@ -238,10 +247,7 @@ class Workplace:
         self.reporter.stage("training", steps)
         started = time.monotonic()
 
-        def listen(report: StepReport) -> None:
-            self.reporter.step(report)
-
-        if not fit(trainer, steps, run, listen, self.stopping):
+        if not fit(trainer, steps, run, self.reporter.step, self.stopping):
             raise Interrupted(f"what is finished is kept in {self.out}; run the same command with --resume to go on")
         weights = {name: weight.detach().contiguous() for name, weight in objective.model.state_dict().items()}
         minutes = (time.monotonic() - started) / 60
