@@ -17,6 +17,7 @@ LAYERS = [
     "features batches checkpoint distributed holdout ranking",
     "centres matching pretrained training",
     "objective indexing judges",
+    "view",
     "search",
     "run evaluation",
     "index expansion",

@@ -79,7 +79,7 @@ def test_constrained_docids_exist_and_plain_ones_are_the_decoders_best(index):
 def test_one_pass_is_exactly_the_best_docids(index):
     snapshot = index.store.snapshot()
     log_probs = torch.randn(5, 3, 16, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
-    found = one_pass(log_probs, snapshot, 7)
+    found = one_pass(log_probs, index.searcher.current_view(), 7)
     for q in range(5):
         scores = [
             sum(float(log_probs[q, i, code]) for i, code in enumerate(docid)) for docid in snapshot.codes.tolist()

@@ -37,6 +37,11 @@ def centres_of(rows: RankingRows, starts: Integers) -> Centres:
     return Centres(RankingRows(found.vectors[by_bucket], found.bias[by_bucket]), owners[is_further])
 
 
+def most_centres(sizes: Integers) -> int:
+    """A bound of the number of centres of buckets of these sizes: a half of five or more is at least two."""
+    return int(np.where(sizes > LARGEST_PART, sizes // 2, 1).sum())
+
+
 def parts_of(vectors: Floats, starts: Integers) -> Integers:
     """The part of each document (n,): buckets are halved until no part has more than LARGEST_PART documents."""
     sizes = np.diff(starts, append=len(vectors))

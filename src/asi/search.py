@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asi.arrays import expand_ranges
-from asi.beam import PrefixTree, beam_search, stable_topk
-from asi.centres import centres_of
+from asi.beam import beam_search, stable_topk
 from asi.checkpoint import LoadedModel
 from asi.config import SearchConfig
 from asi.encoder import TokenisedTexts
@@ -27,19 +26,18 @@ from asi.features import Features
 from asi.indexing import row_shape
 from asi.matching import match, query_tokens
 from asi.model import Encoded, Generation
-from asi.ranking import RankingRows, unpack
+from asi.ranking import unpack
 from asi.records import Docid, Document, Hit
 from asi.snapshot import Snapshot
 from asi.store import Store
+from asi.view import View, Views
 
 QUERIES_PER_BATCH = 64
-BUCKETS_AT_ONCE = 2**15
 SMALLEST_BATCH = 4  # below this, matrix products take another path and round differently
 SCORES_AT_ONCE = 2**24  # queries x docids scored together in one-pass
 CANDIDATE_SHARE = 0.02  # of the corpus, that is ranked where no number is given
 LEAST_CANDIDATES = 100
 WORST_MATCH = -1.0
-LARGEST_CENTRES = 2**30  # bytes; with more docids than fit in here the list is filled up by the heads alone
 
 
 class Docids(NamedTuple):
@@ -59,43 +57,30 @@ class Candidates(NamedTuple):
     score: NDArray[np.float32]  # (n,) the docid's score
 
 
-class View(NamedTuple):
-    """One moment of the store, and the prefixes of its docids."""
-
-    snapshot: Snapshot
-    tree: PrefixTree
-    centres: "BucketCentres | None"
-
-
-class BucketCentres(NamedTuple):
-    """What each bucket is near to: C rows, of which the first U are the buckets' own in their order."""
-
-    vectors: Tensor  # (C, D)
-    biases: Tensor  # (C,)
-    owners: Tensor  # (C - U,) the buckets of the others
-
-
 class Searcher:
     """Answers queries from a model and a store; sees what is added or deleted at the next search."""
 
-    def __init__(self, loaded: LoadedModel, store: Store, config: SearchConfig | None = None) -> None:
+    def __init__(
+        self, loaded: LoadedModel, store: Store, config: SearchConfig | None = None, views: Views | None = None
+    ) -> None:
         self.model = loaded.model
         self.tokenise = loaded.tokenise
         self.store = store
         self.config = config or loaded.config.search
         self.has_decoder = loaded.config.loss.generation > 0
-        self.view: View | None = None
+        self.views = views or Views(self.model, store)
         shape = row_shape(self.model)
         self.ranked, self.tokens = slice(0, shape.ranked), slice(shape.ranked, shape.whole)  # of a row in the store
+
+    @property
+    def fills_up(self) -> bool:
+        """Whether docids whose buckets are near stand behind the generated ones."""
+        return self.config.mode == "constrained" and self.config.ranking != "docid"
 
     def current_view(self) -> View:
         if (lack := self.lacks()) is not None:
             raise ConfigError(lack)
-        snapshot = self.store.snapshot()
-        if self.view is None or self.view.snapshot is not snapshot:
-            tree = PrefixTree(snapshot.codes, self.model.config.V)
-            self.view = View(snapshot, tree, self.bucket_centres(snapshot))
-        return self.view
+        return self.views.current()
 
     def lacks(self) -> str | None:
         """What this way to search needs and the run has not."""
@@ -104,25 +89,6 @@ class Searcher:
         if not self.store.meta.width and self.config.ranking != "docid":
             return "this index has no vectors (index.vectors = false): use --ranking docid"
         return None
-
-    def bucket_centres(self, snapshot: Snapshot) -> BucketCentres | None:
-        """Needed where the list of docids is filled up and vectors may be used."""
-        count, width = len(snapshot.codes), self.model.encoder.shape.width
-        is_used = self.config.mode == "constrained" and self.config.ranking != "docid"
-        if not is_used or not count or 4 * count * width > LARGEST_CENTRES:
-            return None
-        own, further, owners = [], [], []
-        for first in range(0, count, BUCKETS_AT_ONCE):
-            starts = snapshot.offsets[first : first + BUCKETS_AT_ONCE + 1]
-            rows = unpack(self.store.vectors(snapshot.numbers[starts[0] : starts[-1]], self.ranked))
-            centres = centres_of(rows, starts[:-1] - starts[0])
-            buckets = len(starts) - 1
-            own.append(RankingRows(*(part[:buckets] for part in centres.rows)))
-            further.append(RankingRows(*(part[buckets:] for part in centres.rows)))
-            owners.append(first + centres.owners)
-        vectors, biases = (np.concatenate(parts) for parts in zip(*own, *further, strict=True))
-        found = vectors, biases, np.concatenate(owners)
-        return BucketCentres(*(torch.from_numpy(part).to(self.model.device) for part in found))
 
     def candidates(self, view: View, k: int) -> int:
         """How many documents are ranked."""
@@ -188,7 +154,7 @@ class Searcher:
         with torch.inference_mode():
             logits = self.model.heads(query.x)
             if self.config.mode == "one-pass":
-                return one_pass(logits.log_softmax(-1)[: query.real], view.snapshot, count)
+                return one_pass(logits.log_softmax(-1)[: query.real], view, count)
             beams = self.config.beams
             generation = self.model.generation(query.encoded, logits)
             if self.config.mode == "beam":
@@ -198,10 +164,10 @@ class Searcher:
 
     def nearness(self, query: "PaddedQueries", logits: Tensor, view: View) -> Tensor:
         """How near every docid is to every query (Q, U): by its bucket's vectors and by the heads."""
-        by_heads = one_pass_scores(logits.log_softmax(-1), view.snapshot)
-        if view.centres is None:
+        by_heads = one_pass_scores(logits.log_softmax(-1), view)
+        if not self.fills_up or (centres := view.centres) is None:
             return by_heads
-        vectors, biases, owners = view.centres
+        vectors, biases, owners = centres
         scores = F.normalize(query.x, dim=-1) @ vectors.T + biases  # (Q, C)
         own, further = scores.split([by_heads.size(1), len(owners)], dim=1)
         nearest = own.scatter_reduce(1, owners.expand(len(further), -1), further, "amax")
@@ -281,21 +247,21 @@ EncodedQueries = list[
 ]  # groups of one padded length: places in the list, queries
 
 
-def one_pass_scores(log_probs: Tensor, snapshot: Snapshot) -> Tensor:
+def one_pass_scores(log_probs: Tensor, view: View) -> Tensor:
     """Scores (Q, U) of all docids in use by the heads' log-probabilities (Q, m, V): m look-ups and m - 1 additions."""
-    codes = snapshot.columns  # (m, U)
-    scores = log_probs[:, 0].index_select(1, torch.from_numpy(codes[0]).to(log_probs.device))
-    for i in range(1, len(codes)):
-        scores = scores + log_probs[:, i].index_select(1, torch.from_numpy(codes[i]).to(log_probs.device))
+    scores = log_probs[:, 0].index_select(1, view.columns[0])
+    for i in range(1, len(view.columns)):
+        scores = scores + log_probs[:, i].index_select(1, view.columns[i])
     return scores
 
 
-def one_pass(log_probs: Tensor, snapshot: Snapshot, count: int) -> Docids:
+def one_pass(log_probs: Tensor, view: View, count: int) -> Docids:
     """The best `count` of all docids in use, by the heads on the query alone."""
-    size = max(1, SCORES_AT_ONCE // max(1, len(snapshot.codes)))
-    tops = [stable_topk(one_pass_scores(part, snapshot), count) for part in log_probs.split(size)]
+    codes = view.snapshot.codes
+    size = max(1, SCORES_AT_ONCE // max(1, len(codes)))
+    tops = [stable_topk(one_pass_scores(part, view), count) for part in log_probs.split(size)]
     scores, rows = (torch.cat(parts).cpu().numpy() for parts in zip(*tops, strict=True))
-    return Docids(rows, scores, snapshot.codes[rows].astype(np.int64))
+    return Docids(rows, scores, codes[rows].astype(np.int64))
 
 
 def plain_beams(generation: Generation, view: View, beams: int, count: int) -> Docids:

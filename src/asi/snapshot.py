@@ -1,7 +1,6 @@
 """Which documents each docid has, at one moment."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +18,6 @@ class Snapshot:
     offsets: NDArray[np.int64]  # (U + 1,)
     numbers: NDArray[np.uint32]  # (N,): ascending within a bucket
     transaction: int
-
-    @cached_property
-    def columns(self) -> NDArray[np.int32]:
-        """The codes (m, U) position by position, for look-ups in tables."""
-        return np.ascontiguousarray(self.codes.T, dtype=np.int32)
 
     def bucket(self, docid: Docid) -> NDArray[np.uint32]:
         """The numbers of the documents with this docid: none if the docid is not in use."""

@@ -1,0 +1,98 @@
+"""One moment of the store, as search looks at it: the tree of docids, and what each bucket is near to.
+
+What a view holds is computed when it is first asked for, and shared by all searchers of an index.
+Letters: N documents, U docids in use, C centres of their buckets, m docid length, D width.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asi.beam import PrefixTree
+from asi.centres import centres_of, most_centres
+from asi.indexing import row_shape
+from asi.model import Asi
+from asi.ranking import RankingRows, unpack
+from asi.snapshot import Snapshot
+from asi.store import Store
+
+LARGEST_CENTRES = 2**30  # bytes; with more there are none, and the list of docids is filled up by the heads alone
+DOCUMENTS_AT_ONCE = 2**17
+
+
+class BucketCentres(NamedTuple):
+    """What each bucket is near to: C rows, of which the first U are the buckets' own in their order."""
+
+    vectors: Tensor  # (C, D)
+    biases: Tensor  # (C,)
+    owners: Tensor  # (C - U,) the buckets of the others
+
+
+class View:
+    def __init__(self, snapshot: Snapshot, model: Asi, store: Store) -> None:
+        self.snapshot = snapshot
+        self.model = model
+        self.store = store
+
+    @cached_property
+    def tree(self) -> PrefixTree:
+        return PrefixTree(self.snapshot.codes, self.model.config.V)
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """The codes (m, U) position by position, for look-ups in tables."""
+        return torch.from_numpy(np.ascontiguousarray(self.snapshot.codes.T, dtype=np.int32)).to(self.model.device)
+
+    @cached_property
+    def centres(self) -> BucketCentres | None:
+        """None if there are no vectors, or too many."""
+        snapshot, width = self.snapshot, self.model.encoder.shape.width
+        count = most_centres(np.diff(snapshot.offsets))
+        if not count or not self.store.meta.width or 4 * count * width > LARGEST_CENTRES:
+            return None
+        ranked = slice(0, row_shape(self.model).ranked)
+        own, further, owners = [], [], []
+        for first, last in ranges(snapshot.offsets, DOCUMENTS_AT_ONCE):
+            starts = snapshot.offsets[first : last + 1]
+            rows = unpack(self.store.vectors(snapshot.numbers[starts[0] : starts[-1]], ranked))
+            centres = centres_of(rows, starts[:-1] - starts[0])
+            own.append(RankingRows(*(part[: last - first] for part in centres.rows)))
+            further.append(RankingRows(*(part[last - first :] for part in centres.rows)))
+            owners.append(first + centres.owners)
+        vectors, biases = (np.concatenate(parts) for parts in zip(*own, *further, strict=True))
+        found = vectors, biases, np.concatenate(owners)
+        return BucketCentres(*(torch.from_numpy(part).to(self.model.device) for part in found))
+
+
+def ranges(offsets: NDArray[np.int64], size: int) -> Iterator[tuple[int, int]]:
+    """Buckets from one to another (not included), each time as many as have `size` documents together, or one.
+
+    >>> list(ranges(np.array([0, 2, 4, 9, 10, 11]), 4))
+    [(0, 2), (2, 3), (3, 5)]
+    """
+    first = 0
+    while first < len(offsets) - 1:
+        last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + size, side="right")) - 1)
+        yield first, last
+        first = last
+
+
+class Views:
+    """The current view of a store."""
+
+    def __init__(self, model: Asi, store: Store) -> None:
+        self.model = model
+        self.store = store
+        self.latest: View | None = None
+
+    def current(self) -> View:
+        snapshot = self.store.snapshot()
+        view = self.latest
+        if view is None or view.snapshot is not snapshot:
+            view = self.latest = View(snapshot, self.model, self.store)
+        return view
