@@ -53,7 +53,7 @@ def build_trainer(config, beir, folder, dtype=torch.float64):
 
 def gradients(trainer, step, steps):
     """The gradient of a step before clipping."""
-    phase = trainer.objective.phase(step / steps)
+    phase = trainer.objective.enter(step / steps)
     batch = trainer.objective.pairs.at(step)
     trainer.optimizer.zero_grad(set_to_none=True)
     trainer.joint_backward(batch, phase)
@@ -84,7 +84,7 @@ def test_chunks_give_the_gradient_of_the_whole_batch(toy_config, beir, encoder_f
 def test_straight_through_schedule(toy_config, beir, encoder_folder):
     objective = build_trainer(toy_config, beir, encoder_folder).objective
     weight = toy_config.loss.straight_through_weight
-    at = {progress: objective.phase(progress) for progress in (0.0, 0.29, 0.4, 0.6, 0.91)}
+    at = {progress: objective.enter(progress) for progress in (0.0, 0.29, 0.4, 0.6, 0.91)}
     assert at[0.0].straight_through == at[0.29].straight_through == 0
     assert at[0.4].straight_through == pytest.approx(weight / 2)
     assert at[0.6].straight_through == pytest.approx(weight)

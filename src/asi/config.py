@@ -168,7 +168,7 @@ class SearchConfig:
     token_weight: float = 0.4  # of the match of tokens beside the similarity of vectors, if the model has token vectors
     matched: int = 100  # candidates whose tokens are matched: the most similar ones
     docid_weight: float = 0.005  # of the docid's log-probability in that sum; the similarity has weight 1
-    fill_weight: float = 0.01  # of the heads' log-probability beside the nearness of a bucket's mean, in constrained
+    fill_weight: float = 0.01  # of the heads' log-probability beside the nearness of a bucket, in constrained
     bucket_cap: int | None = None  # documents of one bucket in an answer, at the most
 
     def __post_init__(self) -> None:

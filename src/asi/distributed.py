@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -23,6 +24,11 @@ class Processes:
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+    def wait_for_device(self) -> None:
+        """Until everything that a GPU was asked for is done: else only the asking would be timed."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def share(self, size: int) -> slice:
         """This process's rows of a batch of `size`, a multiple of the number of processes."""
@@ -66,6 +72,15 @@ class Processes:
         dist.broadcast_object_list(box, src=0)
         return box[0]
 
+    @contextmanager
+    def main_first(self) -> Iterator[None]:
+        """The main process does it before the others, which find what it has left behind."""
+        if self.count > 1 and not self.is_main:
+            dist.barrier()
+        yield
+        if self.count > 1 and self.is_main:
+            dist.barrier()
+
     def any(self, flag: bool) -> bool:
         if self.count == 1:
             return flag
@@ -83,7 +98,8 @@ def joined_processes(device: torch.device) -> Iterator[Processes]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    # The main process may encode for hours while the others wait for it.
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=7))
     try:
         yield Processes(dist.get_rank(), count, device)
     finally:
@@ -92,6 +108,8 @@ def joined_processes(device: torch.device) -> Iterator[Processes]:
 
 def choose_device(name: str | None) -> torch.device:
     """The named device, or the best that is here; under torchrun each process has its own GPU."""
+    if name == "cuda" and torch.cuda.is_available():
+        name = None
     if name:
         try:
             return torch.empty(0, device=name).device

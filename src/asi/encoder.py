@@ -434,7 +434,9 @@ def longest_text(folder: Path) -> int:
     """How many tokens the encoder of a Hugging Face folder can read."""
     settings = read_json(folder / "config.json")
     positions: int = settings.get("max_position_embeddings", 512)
-    return positions - (settings.get("pad_token_id", 1) + 1 if "roberta" in settings.get("model_type", "") else 0)
+    family = FAMILIES.get(settings.get("model_type", ""))
+    behind_padding = family is not None and family.positions_behind_padding
+    return positions - (settings.get("pad_token_id", 1) + 1 if behind_padding else 0)
 
 
 def load_tokeniser_file(path: Path, max_length: int, pad: int) -> TextTokeniser:

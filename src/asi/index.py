@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import numpy as np
@@ -37,7 +38,6 @@ class Index:
     def open_store(self) -> None:
         self.store = Store.open(self.folder.store, fingerprint=self.loaded.fingerprint)
         self.searcher = Searcher(self.loaded, self.store)
-        self.searchers = {self.searcher.config: self.searcher}
 
     def follow(self) -> None:
         """Turn to the store that has taken the place of ours, if one has: `asi index` was run meanwhile."""
@@ -86,12 +86,10 @@ class Index:
         delete_documents(self.folder, keys, wait=wait)
 
     def configured(self, **settings: Any) -> Searcher:
-        """A searcher with other search settings: mode, beams, candidates, ranking, docid_weight, bucket_cap."""
+        """A searcher with other search settings, by the names that they have in SearchConfig."""
         self.follow()
         config: SearchConfig = replace(self.searcher.config, **{k: v for k, v in settings.items() if v is not None})
-        if config not in self.searchers:  # kept, because each has its own view of the store
-            self.searchers[config] = Searcher(self.loaded, self.store, config)
-        return self.searchers[config]
+        return Searcher(self.loaded, self.store, config, self.searcher.views)
 
     def search(self, queries: Sequence[str], k: int = 10, **settings: Any) -> list[list[Hit]]:
         return self.configured(**settings).search(queries, k)
@@ -131,12 +129,18 @@ def rebuild(
         texts = training_texts(dataset)
     except TooFewPairs:
         return build_store(folder, loaded, dataset.documents(), added=added, wait=wait)
-    documents, queries = (
-        compute_features(loaded.model, loaded.tokenise(part), keep_states=keep and loaded.model.encoder.is_frozen)
-        for part, keep in ((contents(texts.documents), loaded.model.matcher is not None), (texts.queries, False))
-    )
-    corpus = CorpusFeatures(documents, queries, texts.own_pairs)
-    return build_store(folder, loaded, texts.documents, corpus, added, wait)
+    with TemporaryDirectory(prefix=".states-", dir=path) as cache:  # memory may not hold the states of all tokens
+        documents, queries = (
+            compute_features(
+                loaded.model,
+                loaded.tokenise(part),
+                keep_states=keep and loaded.model.encoder.is_frozen,
+                cache=Path(cache),
+            )
+            for part, keep in ((contents(texts.documents), loaded.model.matcher is not None), (texts.queries, False))
+        )
+        corpus = CorpusFeatures(documents, queries, texts.own_pairs)
+        return build_store(folder, loaded, texts.documents, corpus, added, wait)
 
 
 def delete_documents(folder: RunFolder, keys: Sequence[str], *, wait: float = 0) -> None:

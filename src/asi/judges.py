@@ -118,7 +118,7 @@ class TfidfJudge:
 
 
 class Tfidf:
-    """Words to sparse unit vectors: (1 + log count) times log(documents / documents with the word)."""
+    """Words to sparse unit vectors: (1 + log count) times (1 + log of documents by documents with the word)."""
 
     def __init__(self, documents: Sequence[str]) -> None:
         bags = [set(words(document)) for document in documents]
@@ -173,7 +173,7 @@ class CrossEncoderJudge:
         return found
 
 
-def find_judge(name: str) -> Judge:
+def find_judge(name: str, device: str | None = None) -> Judge:
     """`wordllama` (static word vectors), `tfidf`, or a Hugging Face folder or name: cross-encoder or encoder."""
     if name == "tfidf":
         return TfidfJudge()
@@ -182,9 +182,9 @@ def find_judge(name: str) -> Judge:
     source = find_encoder(name)
     architectures = json.loads((source / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
     if architectures[0].endswith("ForSequenceClassification"):
-        return CrossEncoderJudge(name, str(source))
+        return CrossEncoderJudge(name, str(source), choose_device(device))
     length = min(JUDGED_TOKENS, longest_text(source))
-    return EmbeddingJudge(f"{Path(name).name} cosine", pretrained_embedding(name, length, choose_device(None)))
+    return EmbeddingJudge(f"{Path(name).name} cosine", pretrained_embedding(name, length, choose_device(device)))
 
 
 def wordllama_embedding() -> Callable[[Sequence[str]], Floats]:

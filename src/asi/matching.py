@@ -18,6 +18,7 @@ from asi.model import Asi, Encoded, TokenMatcher
 
 LEAST_RARITY = 1e-3  # a query of words that all documents have is still a query
 QUERY_TOKENS = 32
+TEXTS_AT_ONCE = 32
 STARTING_TEXTS = 512  # whose token states say where the projection starts
 BYTE = 127
 
@@ -83,12 +84,13 @@ def start_matcher(model: Asi, tokens: TokenisedTexts) -> None:
         return
     model.matcher.set_rarity(rarity_of(tokens, model.encoder.shape.vocabulary))
     rows = np.unique(np.linspace(0, len(tokens) - 1, STARTING_TEXTS).astype(np.int64))
+    found = []
     with torch.inference_mode():
-        ids, mask = (part.to(model.device) for part in tokens.padded(rows))
-        states = model.encoder(ids, mask)[mask].float()
-    model.matcher.set_directions(
-        torch.linalg.svd(torch.nn.functional.normalize(states, dim=-1), full_matrices=False).Vh
-    )
+        for own in np.array_split(rows, -(-len(rows) // TEXTS_AT_ONCE)):
+            ids, mask = (part.to(model.device) for part in tokens.padded(own))
+            found.append(model.encoder(ids, mask)[mask].float())
+    states = torch.nn.functional.normalize(torch.cat(found), dim=-1)
+    model.matcher.set_directions(torch.linalg.svd(states, full_matrices=False).Vh)
 
 
 def to_bytes(tokens: Tensor) -> NDArray[np.int8]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from asi import losses
 from asi.batches import DOCUMENT, QUERY, Batch, TrainingPairs
 from asi.config import Config
-from asi.features import TOKENS_PER_BATCH, Features, docids_of, encode, on_device
+from asi.features import Features, docids_of, encode, on_device
 from asi.losses import straight_through
 from asi.matching import document_tokens, query_tokens
 from asi.metrics import DocidHealth, docid_health
@@ -25,6 +25,7 @@ from asi.model import Asi, Encoded, TokenMatcher
 from asi.quantiser import SAMPLE, fit_quantiser
 from asi.training import ParameterGroup, decay_of_residual
 
+DOCUMENTS_AT_ONCE = 256
 TRAINED_TOKENS = 16  # of a query, that are matched in training: fewer than in search, because this is a step's cost
 
 
@@ -90,8 +91,8 @@ class AsiObjective:
         if config.model.docids == "random":
             self.freeze()
 
-    def phase(self, progress: float) -> Phase:
-        """The part of the schedule at `progress`, the share of the run that is over."""
+    def enter(self, progress: float) -> Phase:
+        """Begin the part of the schedule at `progress`, the share of the run that is over."""
         train, loss = self.config.train, self.config.loss
         self.vectors_alone = loss.vector > 0 and progress < train.start_heads
         rewritten = bool(train.start_heads) and not self.vectors_alone and self.model.heads.untouched
@@ -131,6 +132,7 @@ class AsiObjective:
             return False
         return (batch.step + 1) % self.config.train.docid_every == 0 or not self.config.loss.vector
 
+    @torch.no_grad()
     def start_heads(self) -> None:
         """The docids begin as what the ranking vectors are near to, and are learned from there.
 
@@ -249,13 +251,13 @@ class AsiObjective:
             docid = straight_through(representations.document_logits[rows].softmax(-1), phase.straight_through)
         return {"generation": self.generation_loss(query, representations.query_logits, docid, rows, phase)}
 
-    def frozen_losses(self, batch: Batch, chosen: NDArray[np.bool_]) -> dict[str, Tensor]:
+    def frozen_losses(self, batch: Batch, chosen: NDArray[np.bool_], phase: Phase) -> dict[str, Tensor]:
         """L_s on the final docids, for a part of the batch."""
         with torch.no_grad():
             query = encode(self.model, self.queries, batch.queries)
             prior = self.model.heads(query.x)
         rows = torch.from_numpy(chosen).to(query.x.device)
-        return {"generation": self.generation_loss(query, prior, self.fixed_docids(batch, rows), rows, self.phase(1.0))}
+        return {"generation": self.generation_loss(query, prior, self.fixed_docids(batch, rows), rows, phase)}
 
     def fixed_docids(self, batch: Batch, rows: Tensor) -> Tensor:
         """The final docids of the chosen pairs' documents, one-hot (n, m, V)."""
@@ -276,6 +278,7 @@ class AsiObjective:
         """Fix the docids of all documents: from now on neither encoder nor heads change."""
         self.codes = torch.from_numpy(self.docids(np.arange(len(self.documents.tokens))))
 
+    @torch.no_grad()
     def docids(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The docids (n, m) that the heads give the documents `rows` now."""
         found = [docids_of(self.model, self.documents, own, x).cpu().numpy() for own, x in self.vectors_of(rows)]
@@ -283,11 +286,9 @@ class AsiObjective:
 
     def vectors_of(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
         """The documents `rows`, some at a time, each with its x."""
-        size = max(1, TOKENS_PER_BATCH // 16)
-        with torch.no_grad():
-            for start in range(0, len(rows), size):
-                own = rows[start : start + size]
-                yield own, encode(self.model, self.documents, own, states=False).x
+        for start in range(0, len(rows), DOCUMENTS_AT_ONCE):
+            own = rows[start : start + DOCUMENTS_AT_ONCE]
+            yield own, encode(self.model, self.documents, own, states=False).x
 
     def health(self, sample: int = 512) -> DocidHealth:
         """Health of the docids of the corpus, or of a sample of it where documents are expensive to encode."""

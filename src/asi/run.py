@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from asi.batches import TrainingPairs, TrainingTexts, contents, training_texts
-from asi.checkpoint import RunFolder, load_model, save_model, saved_steps
+from asi.checkpoint import RunFolder, latest_checkpoint, load_model, save_model, saved_steps
 from asi.config import Config, from_dict, to_dict, to_toml
 from asi.datasets import Dataset
 from asi.distributed import Processes, choose_device, joined_processes
@@ -142,8 +142,7 @@ def train(
             reporter.message(f"{path} is trained already")
             return folder
         reporter.message(to_toml(state.config))
-        kept = (cache or folder.cache) if processes.is_main else None
-        prepared = prepare(dataset, kept, state.config, chosen, processes, reporter, stopping)
+        prepared = prepare(dataset, cache or folder.cache, state.config, chosen, processes, reporter, stopping)
         texts = prepared.texts.fingerprint()
         if state.texts not in (None, texts):
             raise ConfigError(f"the texts of {state.data!r} have changed since {path} was begun; choose another folder")
@@ -152,7 +151,8 @@ def train(
             RunState(state.config, state.data, steps, texts).save(folder)
         reporter.stage("training", steps)
         if processes.is_main:
-            trim_log(folder, max(saved_steps(folder), default=0))
+            resumed = latest_checkpoint(folder)
+            trim_log(folder, resumed.step if resumed is not None else 0)
         with run_log(folder, reporter, state.config.model.V, active=processes.is_main) as listener:
             finished = fit(prepared.trainer, steps, folder, listener, stopping)
         if not finished:
@@ -166,7 +166,7 @@ def train(
 
 def prepare(
     dataset: Dataset,
-    cache: Path | None,
+    cache: Path,
     config: Config,
     device: torch.device,
     processes: Processes,
@@ -193,7 +193,8 @@ def prepare(
     ):
         tokens = tokenise(items)
         reporter.stage(f"encoding {name}", len(tokens))
-        features[name] = compute_features(model, tokens, keep_states=keep, cache=cache, progress=advance)
+        with processes.main_first():
+            features[name] = compute_features(model, tokens, keep_states=keep, cache=cache, progress=advance)
     start_matcher(model, features["documents"].tokens)
     train = config.train
     pairs = TrainingPairs(texts.pairs, train.seed, train.batch, texts.own, train.more_share)

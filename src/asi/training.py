@@ -57,7 +57,7 @@ class Objective(Protocol):
     @property
     def pairs(self) -> TrainingPairs: ...
     def parameter_groups(self) -> dict[str, ParameterGroup]: ...
-    def phase(self, progress: float) -> Any: ...  # has the booleans `frozen` and `rewritten`
+    def enter(self, progress: float) -> Any: ...  # begins a part of the run; has the booleans `frozen`, `rewritten`
     def course(self, step: int, steps: int) -> tuple[int, int]: ...
     def represent(self, batch: Batch) -> tuple[Any, Any]: ...
     def batch_losses(self, representations: Any, batch: Batch) -> dict[str, Tensor]: ...
@@ -65,7 +65,7 @@ class Objective(Protocol):
     def pair_losses(
         self, representations: Any, query: Any, batch: Batch, chosen: NDArray[np.bool_], phase: Any
     ) -> dict[str, Tensor]: ...
-    def frozen_losses(self, batch: Batch, chosen: NDArray[np.bool_]) -> dict[str, Tensor]: ...
+    def frozen_losses(self, batch: Batch, chosen: NDArray[np.bool_], phase: Any) -> dict[str, Tensor]: ...
     def freeze(self) -> None: ...
     def health(self) -> DocidHealth | None: ...
 
@@ -84,7 +84,7 @@ class Nothing(NamedTuple):
 class PlainObjective:
     """What an objective need not say if it has no docids to freeze; it adds losses over the batch or over pairs."""
 
-    def phase(self, progress: float) -> Any:
+    def enter(self, progress: float) -> Any:
         return NoPhase()
 
     def course(self, step: int, steps: int) -> tuple[int, int]:
@@ -102,7 +102,7 @@ class PlainObjective:
     def generated(self, size: int, phase: Any) -> NDArray[np.bool_]:
         return np.ones(size, dtype=bool)
 
-    def frozen_losses(self, batch: Batch, chosen: NDArray[np.bool_]) -> dict[str, Tensor]:
+    def frozen_losses(self, batch: Batch, chosen: NDArray[np.bool_], phase: Any) -> dict[str, Tensor]:
         raise AssertionError("no phase of this objective is frozen")
 
     def freeze(self) -> None:
@@ -123,7 +123,7 @@ class StagedObjective(PlainObjective):
     def pairs(self) -> TrainingPairs:
         return self.stages[self.stage][1]
 
-    def phase(self, progress: float) -> Any:
+    def enter(self, progress: float) -> Any:
         self.stage = next((i for i, (until, _) in enumerate(self.stages) if progress < until), len(self.stages) - 1)
         return NoPhase()
 
@@ -182,7 +182,7 @@ class Trainer:
 
     def step(self, step: int, steps: int) -> dict[str, Tensor]:
         """Do step number `step` of `steps`; returns the weighted parts of its loss."""
-        phase = self.objective.phase(step / steps)
+        phase = self.objective.enter(step / steps)
         if phase.frozen and not self.frozen:
             self.objective.freeze()
             self.frozen = True
@@ -253,7 +253,7 @@ class Trainer:
         own_losses: dict[str, Tensor] = {}
         for rows in self.chunks(batch):
             with self.autocast:
-                single = self.objective.frozen_losses(batch.part(rows), chosen[rows])
+                single = self.objective.frozen_losses(batch.part(rows), chosen[rows], phase)
             torch.stack([part / count for part in single.values()]).sum().backward()
             add_to(own_losses, single, count)
         return self.processes.total(own_losses)
@@ -289,8 +289,10 @@ class Trainer:
         return float(np.mean(means)), float(once)
 
     def timed_step(self, step: int, steps: int) -> float:
+        self.processes.wait_for_device()
         start = time.perf_counter()
         self.step(step, steps)
+        self.processes.wait_for_device()
         return time.perf_counter() - start
 
 

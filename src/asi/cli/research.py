@@ -86,7 +86,7 @@ def report(
         splits = split or splits_to_measure(dataset)
         with Index.load(run, device) as opened:
             built = build_report(
-                opened, dataset, splits, find_judge(judge), baselines=baselines,
+                opened, dataset, splits, find_judge(judge, device), baselines=baselines,
                 stage=lambda name: reporter.stage(name, 0),
             )  # fmt: skip
             page = built.write(out)
@@ -122,7 +122,7 @@ def study(
     with ScreenReporter() as reporter, stop_signals() as stopping:
         dataset = open_dataset(data, bad)
         splits = split or splits_to_measure(dataset)
-        bench = Bench(dataset, splits, config, find_judge(judge), out, reporter, stopping, device)
+        bench = Bench(dataset, splits, config, find_judge(judge, device), out, reporter, stopping, device)
         page = write_study(name, bench)
     report_skipped(bad)
     typer.echo(f"wrote {page}, and the same as report.md and report.json beside it")

@@ -101,15 +101,15 @@ class GenRetObjective(PlainObjective):
     def course(self, step: int, steps: int) -> tuple[int, int]:
         return part_of_run(step, steps, [*(SHARE * (i + 1) for i in range(POSITIONS)), 1.0])
 
-    def phase(self, progress: float) -> Part:
+    def enter(self, progress: float) -> Part:
         part = part_at(progress)
         if part != self.part:
-            self.enter(part)
+            self.begin(part)
         self.part = part
         return part
 
     @torch.no_grad()
-    def enter(self, part: Part) -> None:
+    def begin(self, part: Part) -> None:
         """Fix the codes of the positions before, and start the codebook of this one from clusters."""
         known = self.workplace.known
         done = self.part.position if self.part is not None and self.part.position < part.position else part.position
