@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 from bi_encoder import DENSE
 
-from asi.compare import WAYS, evaluate_ways
 from asi.config import Config, preset, with_overrides
 from asi.datasets import Dataset, measured_splits, open_dataset
 from asi.evaluation import evaluate_documents
@@ -29,6 +28,7 @@ from asi.metrics import Report
 from asi.run import check_same_run, train
 from asi.systems.exact import ExactRetriever
 from asi.systems.lexical import LexicalRetriever
+from asi.ways import WAYS, evaluate_ways
 
 SHOWN = ("asi", "asi-one-pass", "asi-one-pass-docids", "docids", "dense", "bm25")
 WITH_THE_FIRST_SEED = ("asi", "dense", "docids", "bm25")

@@ -61,6 +61,9 @@ def test_interactive_search_reads_queries_line_by_line(run):
 
 def test_evaluate_prints_a_table_json_and_a_run_file(run, beir, tmp_path):
     table = asi("evaluate", run, beir, "--split", "test").stdout
+    assert "R@100" not in table
+    deep = asi("evaluate", run, beir, "--split", "test", "--depth", "100").stdout
+    assert "R@100" in deep
     assert table.splitlines()[0].startswith("system")
     out = asi("evaluate", run, beir, "--split", "test", "--split", "test_unseen", "--baselines", "--json",
               "--run-file", tmp_path / "out.trec").stdout  # fmt: skip

@@ -48,12 +48,12 @@ def workplace(encoder_folder, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     save_folder(out / "generator", lambda beside: None, {"parameters": 7, "minutes": 2.0})
-    records = [{"query": q, "key": d["_id"], "document": ""} for q, d in zip(PSEUDO, DOCUMENTS, strict=True)]
-    write_lines(out / "pseudo-queries.jsonl", [r | {"document": "a"} for r in records])
-    return Workplace(
+    made = Workplace(
         open_dataset(str(data)), out, 0.01, encoder=str(encoder_folder), max_length=16, seed=0,
         device=torch.device("cpu"), reporter=Silence(),
     )  # fmt: skip
+    made.pseudo_queries = [[query] for query in PSEUDO]
+    return made
 
 
 def settings_of(name):

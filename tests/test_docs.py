@@ -8,9 +8,9 @@ from pathlib import Path
 
 import asi
 from asi.cli import app
-from asi.compare import WAYS
 from asi.config import PRESETS, SEARCH_MODES
 from asi.corpora import BUILTIN
+from asi.ways import WAYS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

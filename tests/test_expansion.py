@@ -9,7 +9,7 @@ import torch
 from asi.batches import training_texts
 from asi.datasets import WithMorePairs, open_dataset
 from asi.errors import DataError
-from asi.expansion import QUERY_TOKENS, CopyDecoder, GeneratorConfig, sample_queries
+from asi.generator import LONGEST_QUERY, CopyDecoder, GeneratorConfig, sample_queries
 from asi.holdout import HeldOut
 
 
@@ -56,7 +56,7 @@ def test_sampling_step_by_step_follows_the_whole_sequence(decoder):
         decoder.output.weight *= 100
         decoder.gate.bias -= 100
     pieces = sample_queries(decoder, states, mask, source, 2, 3, torch.Generator().manual_seed(0))
-    assert pieces.shape[1] <= QUERY_TOKENS + 1
+    assert pieces.shape[1] <= LONGEST_QUERY + 1
     with torch.no_grad():
         hidden = decoder(states, mask, pieces[:, :-1])
         best = torch.stack(

@@ -13,7 +13,7 @@ from toy import write_t5
 from asi.beam import PrefixTree, beam_search
 from asi.datasets import open_dataset
 from asi.encoder import TokenisedTexts
-from asi.errors import ConfigError
+from asi.errors import ConfigError, Interrupted
 from asi.model import Decoder, Encoded, Generation
 from asi.run import Silence
 from asi.significance import holm, randomisation_test
@@ -36,6 +36,21 @@ def workplace(beir, encoder_folder, tmp_path):
         open_dataset(str(beir)), tmp_path / "compare", 0.01, encoder=str(encoder_folder), max_length=16, seed=0,
         device=torch.device("cpu"), reporter=Silence(),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["dpr", "dsi-semantic", "seal", "genret"])
+def test_the_random_start_depends_on_the_seed_alone(workplace, monkeypatch, name):
+    started = []
+
+    def not_trained(self, name, objective):
+        started.append({key: weight.clone() for key, weight in objective.model.state_dict().items()})
+        raise Interrupted("")
+
+    monkeypatch.setattr(Workplace, "train", not_trained)
+    for _ in range(2):  # with nothing computed yet, and with everything that is computed once
+        with pytest.raises(Interrupted):
+            BY_NAME[name].build(workplace)
+    assert all(torch.equal(started[0][key], weight) for key, weight in started[1].items())
 
 
 # Docids that are made beforehand --------------------------------------------------------------------------------------
@@ -181,6 +196,8 @@ def test_what_is_no_docid_is_dropped_without_the_constraint(workplace):
     known = {workplace.keys[row] for row in workplace.known}
     assert {hit.key for hit in hits} <= known
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+    [docids] = retriever.docids(["red house"], 10)  # at docid level it keeps its place
+    assert [docid[0] < retriever.count for docid in docids] == (rows[0, :10] >= 0).tolist()
 
 
 # N-grams --------------------------------------------------------------------------------------------------------------

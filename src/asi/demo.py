@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from asi.checkpoint import RunFolder
-from asi.compare import WAYS, evaluate_baselines, evaluate_ways
 from asi.config import Config
 from asi.corpora import BUILTIN
 from asi.errors import ConfigError
@@ -18,6 +17,7 @@ from asi.index import Index
 from asi.metrics import as_json, report_rows
 from asi.records import Document, Hit
 from asi.run import Reporter, RunState, train
+from asi.ways import WAYS, evaluate_baselines, evaluate_ways
 
 NAME = "demo:"  # begins the name under which a demo's run remembers its data
 SPLITS = ("test", "test_unseen")

@@ -27,7 +27,7 @@ from asi.search import Searcher
 QUERIES_PER_CALL = 32
 QUERIES_ENCODED_AT_ONCE = 1024
 QUERIES_JUDGED_AT_ONCE = 64
-DEPTH = 10  # docids and documents that the measures look at
+DEPTH = 10  # docids and documents that the measures look at, if no more are asked for
 
 Run = dict[str, list[Hit]]
 T = TypeVar("T")
@@ -51,11 +51,13 @@ def parts_of(queries: Sequence[T], size: int) -> list[Sequence[T]]:
     return [queries[start : start + size] for start in range(0, len(queries), size)]
 
 
-def evaluate_documents(retriever: Retriever, queries: Sequence[Query], qrels: Sequence[Qrel]) -> tuple[Report, Run]:
-    """The measures that every system has."""
+def evaluate_documents(
+    retriever: Retriever, queries: Sequence[Query], qrels: Sequence[Qrel], k: int = DEPTH
+) -> tuple[Report, Run]:
+    """The measures that every system has, as far as k hits for each query tell them."""
     judged = judged_queries(queries, qrels)
-    run, milliseconds = answer_all(retriever, judged)
-    return Report(queries=len(judged), document=document_level(run, qrels), ms_per_query=milliseconds), run
+    run, milliseconds = answer_all(retriever, judged, k)
+    return Report(queries=len(judged), document=document_level(run, qrels, k), ms_per_query=milliseconds), run
 
 
 def judged_queries(queries: Sequence[Query], qrels: Sequence[Qrel]) -> list[Query]:
@@ -87,6 +89,7 @@ def evaluate_searchers(
     qrels: Sequence[Qrel],
     docid_map: DocidMap,
     judge: Judge | None = None,
+    k: int = DEPTH,
 ) -> tuple[dict[str, Report], dict[str, Run]]:
     """The measures of ways to search one index: docid-level, in expectation, document-level, health of the docids.
 
@@ -95,7 +98,7 @@ def evaluate_searchers(
     """
     reports, runs = {}, {}
     for name, searcher in searchers.items():
-        reports[name], runs[name] = evaluate_documents(searcher, queries, qrels)
+        reports[name], runs[name] = evaluate_documents(searcher, queries, qrels, k)
     found: dict[str, list[list[Docid]]] = {name: [] for name in searchers}
     own: list[NDArray[np.int64]] = []
     for part in parts_of(judged_queries(queries, qrels), QUERIES_ENCODED_AT_ONCE):

@@ -1,49 +1,29 @@
 """Query expansion: pseudo queries for documents that have few or none, as more training pairs (DocT5Query's idea).
 
-Any Hugging Face seq2seq model will do. Where none is at hand, a small generator of our own learns document -> query
-from the user's pairs: the frozen encoder reads the document, a small decoder writes the query word piece by word piece,
-and at each place it can copy a word piece of the document or take one of its own vocabulary. Queries are sampled, not
-searched for: a beam's queries are nearly alike.
-Letters: B batch, T tokens of the document, L tokens of the query, D width, d decoder width, W words of the vocabulary.
+Any Hugging Face seq2seq model will do. Where none is at hand, a small one of our own is trained (see `generator`).
 """
 
 import json
-import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
 
-from asi.batches import Batch, TrainingPairs, TrainingTexts, contents, training_texts
-from asi.checkpoint import RunFolder, read_manifest, save_folder
+from asi.batches import contents, training_texts
+from asi.checkpoint import read_manifest
 from asi.config import TrainConfig
 from asi.datasets import Dataset
-from asi.distributed import Processes
-from asi.encoder import TextTokeniser, TokenisedTexts
 from asi.errors import ConfigError, Interrupted
-from asi.features import Features, compute_features
 from asi.folders import write_atomically
-from asi.model import Asi, DecoderLayer
-from asi.pretrained import load_pretrained
+from asi.generator import KIND, GeneratorConfig, Progress, TrainedGenerator, load_generator, origin_of, train_generator
 from asi.records import Document
 from asi.run import Reporter
-from asi.training import Listener, Nothing, ParameterGroup, PlainObjective, StepReport, Trainer, fit
+from asi.training import StepReport
 
-QUERY_TOKENS = 24
 DEFAULT_STEPS = 600
-SAMPLED_FROM = 10  # the likeliest choices at each place
 DOCUMENTS_PER_BATCH = 128
-KIND = "query generator"
-
-Progress = Callable[[int, int], None]
 
 
 class QueryGenerator(Protocol):
@@ -52,194 +32,6 @@ class QueryGenerator(Protocol):
 
     def generate(self, texts: Sequence[str], count: int, seed: int) -> list[list[str]]:
         """`count` sampled queries for each text."""
-
-
-@dataclass(frozen=True)
-class GeneratorConfig:
-    encoder: str = "all-MiniLM-L6-v2"
-    max_length: int = 64  # tokens of a document
-    width: int = 256
-    layers: int = 2
-    heads: int = 4
-
-
-class CopyDecoder(nn.Module):
-    """Document states to a distribution over word pieces, by generating and by copying."""
-
-    vocabulary: Tensor  # (W,) numbers of word pieces
-
-    def __init__(self, config: GeneratorConfig, memory_width: int, vocabulary: NDArray[np.int64], pieces: int) -> None:
-        super().__init__()
-        d = config.width
-        self.embeddings = nn.Embedding(pieces, d)
-        nn.init.normal_(self.embeddings.weight, std=0.02)
-        self.positions = nn.Parameter(0.02 * torch.randn(QUERY_TOKENS + 1, d))
-        self.layers = nn.ModuleList(DecoderLayer(d, memory_width, config.heads) for _ in range(config.layers))
-        self.norm = nn.LayerNorm(d)
-        self.output = nn.Linear(d, len(vocabulary))
-        self.copy_query = nn.Linear(d, d)
-        self.copy_key = nn.Linear(memory_width, d)
-        self.gate = nn.Linear(d, 1)
-        self.register_buffer("vocabulary", torch.from_numpy(vocabulary))
-
-    @property
-    def blocks(self) -> list[DecoderLayer]:
-        return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
-
-    def forward(self, states: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
-        """Decoder states (B, L, d) at every place of a query whose word pieces so far are `previous` (B, L)."""
-        hidden = self.embeddings(previous) + self.positions[: previous.size(1)]
-        for layer in self.blocks:
-            hidden = layer(hidden, layer.memory_keys_values(states), mask)
-        return self.norm(hidden)
-
-    def parts(self, hidden: Tensor, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Generating (B, L, W), copying each token of the document (B, L, T), and the share of copying (B, L, 1)."""
-        generated = self.output(hidden).softmax(-1)
-        scores = self.copy_query(hidden) @ self.copy_key(states).transpose(1, 2) / hidden.size(-1) ** 0.5
-        copied = scores.masked_fill(~mask[:, None, :], -torch.inf).softmax(-1)
-        return generated, copied, self.gate(hidden).sigmoid()
-
-    def likelihood(
-        self, hidden: Tensor, states: Tensor, mask: Tensor, source: Tensor, target: Tensor, rows: Tensor
-    ) -> Tensor:
-        """The probability (B, L) of the word pieces `target`; `rows` are their places in the vocabulary, or -1."""
-        generated, copied, share = self.parts(hidden, states, mask)
-        written = generated.gather(2, rows.clamp(min=0)[:, :, None])[:, :, 0] * (rows >= 0)
-        taken = (copied * (source[:, None, :] == target[:, :, None])).sum(-1)
-        return (1 - share[:, :, 0]) * written + share[:, :, 0] * taken
-
-    def choices(self, hidden: Tensor, states: Tensor, mask: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Everything that can be written or copied at the last place of `hidden` (B, 1, d): its probability and its
-        word piece, both (B, W + T). A piece that the vocabulary and the document have is there more than once."""
-        generated, copied, share = (part[:, 0] for part in self.parts(hidden, states, mask))
-        probabilities = torch.cat([(1 - share) * generated, share * copied], dim=1)
-        return probabilities, torch.cat([self.vocabulary.expand(len(source), -1), source], dim=1)
-
-
-class ExpansionObjective(PlainObjective):
-    """Document to query, for the project's one training loop."""
-
-    def __init__(
-        self,
-        model: CopyDecoder,
-        documents: Features,
-        queries: TokenisedTexts,
-        pairs: TrainingPairs,
-        lr: float,
-        start: int | None = None,
-    ) -> None:
-        self.model = model
-        self.documents = documents
-        self.queries = queries
-        self.pairs = pairs
-        self.lr = lr
-        self.start = start  # what stands before a query, if the tokeniser puts nothing there
-        self.rows = torch.full((model.embeddings.num_embeddings,), -1)  # word piece -> place in the vocabulary
-        self.rows[model.vocabulary.cpu()] = torch.arange(len(model.vocabulary))
-
-    def parameter_groups(self) -> dict[str, ParameterGroup]:
-        return {"decoder": ParameterGroup(list(self.model.parameters()), self.lr)}
-
-    def represent(self, batch: Batch) -> tuple[Nothing, tuple[Tensor, Tensor, Tensor]]:
-        return Nothing(), document_memory(self.documents, batch.documents, self.model.positions)
-
-    def pair_losses(
-        self,
-        representations: Nothing,
-        memory: tuple[Tensor, Tensor, Tensor],
-        batch: Batch,
-        chosen: NDArray[np.bool_],
-        phase: Any,
-    ) -> dict[str, Tensor]:
-        """Negative log-likelihood of the queries, per word piece, summed over the pairs."""
-        states, mask, source = memory
-        ids, kept = self.queries.padded(batch.queries)
-        if self.start is not None:  # texts that begin at once, as T5's
-            ids, kept = F.pad(ids, (1, 0), value=self.start), F.pad(kept, (1, 0), value=True)
-        ids, kept = (part[:, : QUERY_TOKENS + 1].to(states.device) for part in (ids, kept))
-        previous, target, real = ids[:, :-1], ids[:, 1:], kept[:, 1:]
-        hidden = self.model(states, mask, previous)
-        rows = self.rows.to(states.device)[target]
-        likelihood = self.model.likelihood(hidden, states, mask, source, target, rows)
-        # A piece that can be neither written nor copied has no likelihood, and teaches nothing.
-        losses = -(likelihood.clamp(min=1e-9).log()) * (real & (likelihood > 0))
-        return {"generation": (losses.sum(1) / real.sum(1).clamp(min=1)).sum()}
-
-
-def document_memory(features: Features, rows: NDArray[np.int64], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Token states (B, T, D), mask (B, T) and token numbers (B, T) of documents."""
-    assert features.states is not None, "the documents' token states are kept"
-    places, kept = features.tokens.places(rows)
-    mask = torch.from_numpy(kept).to(like.device)
-    states = torch.from_numpy(features.states[places]).to(like.device, like.dtype) * mask[:, :, None]
-    source = torch.from_numpy(np.where(kept, features.tokens.ids[places], 0).astype(np.int64)).to(like.device)
-    return states, mask, source
-
-
-class TrainedGenerator:
-    """Our own generator: encoder, decoder and tokeniser."""
-
-    name = "our own generator"
-
-    def __init__(self, encoder: Asi, decoder: CopyDecoder, tokenise: TextTokeniser) -> None:
-        self.encoder = encoder
-        self.decoder = decoder.eval()
-        self.tokenise = tokenise
-
-    def generate(self, texts: Sequence[str], count: int, seed: int) -> list[list[str]]:
-        tokens = self.tokenise(texts)
-        found: list[list[str]] = [[] for _ in texts]
-        for number, rows in enumerate(tokens.batches(DOCUMENTS_PER_BATCH * 64)):
-            features = compute_features(self.encoder, subset(tokens, rows), keep_states=True)
-            repeated = np.repeat(np.arange(len(rows)), count)
-            memory = document_memory(features, repeated, self.decoder.positions)
-            draw = torch.Generator(device=memory[0].device).manual_seed(seed * 1_000_003 + number)
-            pieces = sample_queries(self.decoder, *memory, *self.ends(), draw)
-            written = self.tokenise.tokeniser.decode_batch(pieces.tolist(), skip_special_tokens=True)
-            for place, text in zip(rows[repeated].tolist(), written, strict=True):
-                found[place].append(" ".join(text.split()))
-        return found
-
-    def ends(self) -> tuple[int, int]:
-        """The word pieces that every text begins and ends with."""
-        empty = self.tokenise([""]).ids
-        return int(empty[0]), int(empty[-1])
-
-
-def subset(tokens: TokenisedTexts, rows: NDArray[np.int64]) -> TokenisedTexts:
-    ids = np.concatenate([tokens.ids[tokens.offsets[row] : tokens.offsets[row + 1]] for row in rows])
-    return TokenisedTexts(ids, np.append(0, np.cumsum(tokens.lengths[rows])), tokens.pad)
-
-
-@torch.inference_mode()
-def sample_queries(
-    decoder: CopyDecoder, states: Tensor, mask: Tensor, source: Tensor, start: int, end: int, draw: torch.Generator
-) -> Tensor:
-    """One sampled query for each row of the memory: word pieces (B, L), filled up with `end`."""
-    memories = [layer.memory_keys_values(states) for layer in decoder.blocks]
-    kept: list[tuple[Tensor, Tensor]] = []
-    pieces = torch.full((len(states), 1), start, device=states.device)
-    done = torch.zeros(len(states), dtype=torch.bool, device=states.device)
-    for place in range(QUERY_TOKENS):
-        hidden = decoder.embeddings(pieces[:, -1:]) + decoder.positions[place]
-        for number, layer in enumerate(decoder.blocks):
-            query, *new = (layer.split(part) for part in layer.self_projections(hidden))
-            old = kept[number] if place else (new[0][:, :, :0], new[1][:, :, :0])
-            keys, values = (torch.cat(pair, dim=2) for pair in zip(old, new, strict=True))
-            kept[number : number + 1] = [(keys, values)]
-            mixed = F.scaled_dot_product_attention(query, keys, values)
-            hidden = hidden + layer.self_out(mixed.transpose(1, 2).flatten(2))
-            hidden = layer.cross_and_inner(hidden, memories[number], mask)
-        probabilities, choices = decoder.choices(decoder.norm(hidden), states, mask, source)
-        best, numbers = probabilities.topk(min(SAMPLED_FROM, choices.size(1)), dim=-1)
-        chosen = choices.gather(1, numbers.gather(1, torch.multinomial(best, 1, generator=draw)))
-        chosen[done] = end
-        pieces = torch.cat([pieces, chosen], dim=1)
-        done = done | (chosen[:, 0] == end)
-        if bool(done.all()):
-            break
-    return pieces
 
 
 class Seq2SeqGenerator:
@@ -273,78 +65,6 @@ class Seq2SeqGenerator:
             written = self.tokeniser.batch_decode(output, skip_special_tokens=True)
             found += [written[i * count : (i + 1) * count] for i in range(len(part))]
         return found
-
-
-def train_generator(
-    texts: TrainingTexts,
-    data: str,
-    folder: Path,
-    config: GeneratorConfig,
-    train: TrainConfig,
-    *,
-    device: torch.device,
-    listener: Listener,
-    progress: Progress | None = None,
-    stopping: Callable[[], bool] = lambda: False,
-    cache: Path | None = None,
-) -> TrainedGenerator:
-    """Learn document -> query from the pairs, and save the generator in `folder`; goes on where it was stopped."""
-    origin = {
-        "data": data, "texts": texts.fingerprint(), "encoder": config.encoder, "max_length": config.max_length,
-        "steps": train.steps, "seed": train.seed,
-    }  # fmt: skip
-    run = RunFolder(folder.with_name(f"{folder.name}.training"))
-    if (folder / "manifest.json").exists():
-        if read_manifest(folder).get("origin") != origin:
-            raise ConfigError(f"{folder} was trained on other data or with other settings; choose another --out")
-        return load_generator(folder, device)
-    if run.run.exists() and json.loads(run.run.read_text(encoding="utf-8")) != origin:
-        raise ConfigError(f"{run.path} belongs to another training; delete it, or choose another --out")
-    run.path.mkdir(parents=True, exist_ok=True)
-    write_atomically(run.run, json.dumps(origin))
-    torch.manual_seed(train.seed)
-    encoder, tokenise = load_pretrained(config.encoder, config.max_length, device)
-    used, rows = np.unique(texts.pairs[:, 1], return_inverse=True)
-    documents = contents([texts.documents[row] for row in used])
-    features = compute_features(encoder, tokenise(documents), keep_states=True, cache=cache, progress=progress)
-    queries = tokenise(texts.queries)
-    decoder = CopyDecoder(
-        config, encoder.encoder.shape.width, np.unique(queries.ids).astype(np.int64), pieces_of(encoder)
-    )
-    pairs = TrainingPairs(np.stack([texts.pairs[:, 0], rows], axis=1), train.seed, train.batch)
-    start = None if tokenise.starts else int(queries.ids[-1])
-    objective = ExpansionObjective(decoder.to(device), features, queries, pairs, train.lr, start)
-    trainer = Trainer(objective, train, Processes(0, 1, device))
-    started = time.monotonic()
-    if not fit(trainer, train.steps or DEFAULT_STEPS, run, listener, stopping):
-        raise Interrupted(f"the state is saved in {run.checkpoints}; run the same command again to go on")
-    save_generator(folder, config, decoder, origin, (time.monotonic() - started) / 60)
-    shutil.rmtree(run.path, ignore_errors=True)
-    return TrainedGenerator(encoder, decoder, tokenise)
-
-
-def pieces_of(encoder: Asi) -> int:
-    return encoder.encoder.shape.vocabulary
-
-
-def save_generator(
-    folder: Path, config: GeneratorConfig, decoder: CopyDecoder, origin: dict[str, Any], minutes: float
-) -> None:
-    weights = {name: weight.contiguous() for name, weight in decoder.state_dict().items()}
-    parameters = sum(parameter.numel() for parameter in decoder.parameters())
-    manifest = {"kind": KIND, **asdict(config), "origin": origin, "parameters": parameters, "minutes": minutes}
-    save_folder(folder, lambda beside: save_file(weights, beside / "decoder.safetensors"), manifest)
-
-
-def load_generator(folder: Path, device: torch.device) -> TrainedGenerator:
-    manifest = read_manifest(folder)
-    config = GeneratorConfig(**{name: manifest[name] for name in asdict(GeneratorConfig())})
-    weights = load_file(folder / "decoder.safetensors")
-    encoder, tokenise = load_pretrained(config.encoder, config.max_length, device)
-    vocabulary = weights["vocabulary"].numpy()
-    decoder = CopyDecoder(config, encoder.encoder.shape.width, vocabulary, pieces_of(encoder))
-    decoder.load_state_dict(weights)
-    return TrainedGenerator(encoder, decoder.to(device), tokenise)
 
 
 def find_generator(name: str, device: torch.device) -> QueryGenerator:
@@ -411,12 +131,14 @@ def pseudo_queries_file(
 ) -> Path:
     """The pairs file in `folder` with `count` pseudo queries of every document, from a generator that is trained on the
     data set's pairs; what is there already is not made again."""
-    file = folder / "pseudo-queries.jsonl"
-    if not file.exists():
-        generator = train_on_pairs(
-            dataset, folder / "generator", steps, seed, device, reporter, stopping, cache, config
-        )  # fmt: skip
-        write_pairs(generator, list(dataset.documents()), file, count, seed, reporter, stopping)
+    file, place = folder / "pseudo-queries.jsonl", folder / "generator"
+    if file.exists():
+        wanted = origin_of(training_texts(dataset), dataset.name, config or GeneratorConfig(), training(steps, seed))
+        if read_manifest(place).get("origin") != wanted:
+            raise ConfigError(f"{file} was made from other data or with other settings; choose another --out")
+        return file
+    generator = train_on_pairs(dataset, place, steps, seed, device, reporter, stopping, cache, config)
+    write_pairs(generator, list(dataset.documents()), file, count, seed, reporter, stopping)
     return file
 
 
@@ -438,6 +160,10 @@ def with_queries(documents: Sequence[Document], queries: Mapping[str, Sequence[s
     ]
 
 
+def training(steps: int, seed: int) -> TrainConfig:
+    return TrainConfig(steps=steps, batch=64, chunk=64, lr=1e-3, seed=seed, checkpoint_every=200)
+
+
 def train_on_pairs(
     dataset: Dataset,
     folder: Path,
@@ -451,7 +177,6 @@ def train_on_pairs(
 ) -> TrainedGenerator:
     """A generator that is trained on a data set's pairs, and kept in `folder`."""
     texts = training_texts(dataset)
-    train = TrainConfig(steps=steps, batch=64, chunk=64, lr=1e-3, seed=seed, checkpoint_every=200)
     reporter.stage("encoding documents", len(np.unique(texts.pairs[:, 1])))
     begun = False
 
@@ -463,6 +188,6 @@ def train_on_pairs(
         reporter.step(report)
 
     return train_generator(
-        texts, dataset.name, folder, config or GeneratorConfig(), train, device=device, listener=listen,
+        texts, dataset.name, folder, config or GeneratorConfig(), training(steps, seed), device=device, listener=listen,
         stopping=stopping, cache=cache, progress=lambda done, _: reporter.advance(done),
     )  # fmt: skip

@@ -82,11 +82,17 @@ class EmbeddingJudge:
     def __init__(self, name: str, embed: Callable[[Sequence[str]], Floats]) -> None:
         self.name = name
         self.embed = embed
+        self.known: dict[str, Floats] = {}  # the same documents are judged again for every way and split
+
+    def vectors(self, texts: Sequence[str]) -> Floats:
+        if new := [text for text in dict.fromkeys(texts) if text not in self.known]:
+            self.known.update(zip(new, unit(self.embed(new)), strict=True))
+        return np.stack([self.known[text] for text in texts])
 
     def scores(self, queries: Sequence[str], documents: Sequence[str], pairs: Pairs) -> Floats:
         asked, query_rows = np.unique(pairs[:, 0], return_inverse=True)
         used, rows = np.unique(pairs[:, 1], return_inverse=True)
-        q, d = unit(self.embed([queries[row] for row in asked])), unit(self.embed([documents[row] for row in used]))
+        q, d = self.vectors([queries[row] for row in asked]), self.vectors([documents[row] for row in used])
         pairs = np.stack([query_rows, rows], axis=1)
         found = np.empty(len(pairs), dtype=np.float32)
         for start in range(0, len(pairs), PAIRS_AT_ONCE):

@@ -319,6 +319,7 @@ COLUMNS: dict[str, tuple[Callable[[Report], float | None], str]] = {  # title: v
     "expected R@10": (entry("expectation", "R@10"), ".3f"),
     "R@1": (entry("document", "R@1"), ".3f"),
     "R@10": (entry("document", "R@10"), ".3f"),
+    "R@100": (entry("document", "R@100"), ".3f"),
     "MRR@10": (entry("document", "MRR@10"), ".3f"),
     "nDCG@10": (entry("document", "nDCG@10"), ".3f"),
     "Acc": (attrgetter("acc"), ".3f"),
@@ -330,10 +331,17 @@ COLUMNS: dict[str, tuple[Callable[[Report], float | None], str]] = {  # title: v
 
 
 def report_rows(reports: Reports) -> list[list[str]]:
-    """The reports as rows of cells, titles first; a number that a system does not have is `-`."""
-    rows = [["system", "split", *COLUMNS]]
+    """The reports as rows of cells, titles first; a number that a system does not have is `-`, and a measure that none
+    has is left out."""
+    every = [report for splits in reports.values() for report in splits.values()]
+    columns = {
+        title: (value, form)
+        for title, (value, form) in COLUMNS.items()
+        if any(value(report) is not None for report in every)
+    }
+    rows = [["system", "split", *columns]]
     for system, splits in reports.items():
         for split, report in splits.items():
-            cells = [(value(report), form) for value, form in COLUMNS.values()]
+            cells = [(value(report), form) for value, form in columns.values()]
             rows.append([system, split, *("-" if number is None else f"{number:{form}}" for number, form in cells)])
     return rows

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from asi.database import DAMAGED, DATA, Database, Tables, Transaction, create_lmdb, explained, lock_writer
 from asi.errors import DataError, StoreError
-from asi.folders import restore
+from asi.folders import restore, sync
 from asi.records import Docid, Document
 from asi.snapshot import MAX_CODES, Snapshot
 
@@ -332,11 +332,7 @@ def create_files(folder: Path, meta: StoreMeta) -> None:
         (folder / VECTORS).write_bytes(b"")
         create_lmdb(folder, {b"store": json.dumps(asdict(meta)).encode(), b"next": NUMBER.pack(0)})
         for changed in (folder, folder.parent):
-            descriptor = os.open(changed, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync(changed)
     except BaseException:
         for name in (DATA, VECTORS):
             (folder / name).unlink(missing_ok=True)

@@ -12,7 +12,6 @@ from typing import Any
 
 from asi.analysis.fingerprint import data_fingerprint
 from asi.batches import training_texts
-from asi.compare import evaluate_ways
 from asi.config import Config
 from asi.datasets import Dataset
 from asi.folders import write_atomically
@@ -20,8 +19,9 @@ from asi.index import Index
 from asi.judges import Judge
 from asi.metrics import Report, as_json
 from asi.run import Reporter, check_same_run, train
+from asi.ways import evaluate_ways
 
-WAYS: dict[str, dict[str, Any]] = {"beam": {"mode": "beam"}, "constrained": {"mode": "constrained"}}
+STUDIED_WAYS: dict[str, dict[str, Any]] = {"beam": {"mode": "beam"}, "constrained": {"mode": "constrained"}}
 Measures = dict[str, dict[str, Report]]  # way -> split -> report
 
 
@@ -84,7 +84,7 @@ def measured_run(bench: Bench, label: str, folder: Path, dataset: Dataset, confi
     )  # fmt: skip
     bench.reporter.stage("measuring", 0)
     with Index.load(folder, bench.device) as opened:
-        reports, _ = evaluate_ways(opened, dataset, bench.splits, WAYS, bench.judge)
+        reports, _ = evaluate_ways(opened, dataset, bench.splits, STUDIED_WAYS, bench.judge)
     write_atomically(kept, json.dumps(wanted | {"reports": as_json(reports)}, indent=1))
     bench.unmeasured.discard(folder)
     bench.seconds.append(time.monotonic() - started)

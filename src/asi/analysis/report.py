@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from asi.analysis import docids, figures
 from asi.analysis.new_documents import evaluate_groups
 from asi.analysis.pages import Cell, Figure, Page, Section, Table
-from asi.compare import evaluate_baselines, evaluate_ways, possible_ways
 from asi.datasets import Dataset
 from asi.evaluation import DocidMap
 from asi.index import Index
 from asi.judges import Judge, TfidfJudge
 from asi.metrics import Report, Reports, as_json, collapse_warning
 from asi.records import Docid, Document
+from asi.ways import evaluate_baselines, evaluate_ways, possible_ways
 
 Stage = Callable[[str], None]
 

@@ -36,25 +36,27 @@ def evaluate(
     ranking: Ranking = None,
     beams: Beams = None,
     candidates: NumberOfCandidates = None,
+    depth: Annotated[int, typer.Option(min=10, help="hits for each query; with 100 also R@100")] = 10,
     as_json: AsJson = False,
     run_file: Annotated[Path | None, typer.Option(help="write the answers as a TREC run file")] = None,
     skip_bad: SkipBad = False,
     device: Device = None,
 ) -> None:
     """Measure the answers to the queries of a split."""
-    from asi.compare import evaluate_index
     from asi.datasets import open_dataset
     from asi.index import Index
     from asi.metrics import as_json as report_json
     from asi.metrics import report_rows
     from asi.screen import table_text
+    from asi.ways import evaluate_index
 
     bad = bad_records(skip_bad)
     if run_file is not None and not run_file.absolute().parent.is_dir():
         raise AsiError(f"there is no folder {run_file.parent} for the run file; make it first")
     settings = {"mode": mode, "ranking": ranking, "beams": beams, "candidates": candidates}
     with Index.load(run, device) as opened:
-        reports = evaluate_index(opened, open_dataset(data, bad), split or ["test"], settings, baselines, run_file)
+        dataset = open_dataset(data, bad)
+        reports = evaluate_index(opened, dataset, split or ["test"], settings, baselines, run_file, depth)
     report_skipped(bad)
     if as_json:
         typer.echo(json.dumps(report_json(reports), indent=1))

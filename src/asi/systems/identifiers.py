@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asi.encoder import TextTokeniser
+from asi.ranking import unit
 from asi.systems.words import WordCodes
-from asi.systems.workplace import Workplace, require_faiss
+from asi.systems.workplace import Source, Workplace, require_faiss
+from asi.texts import words
 
 Rows = NDArray[np.int64]
 Vectors = NDArray[np.float32]
@@ -204,8 +206,19 @@ def titles_and_sentences(workplace: Workplace) -> Identifiers:
     return Identifiers(padded(sequences), owners, len(words), shared=True, words=words)
 
 
+def sentence_rows(workplace: Workplace, made: Identifiers, source: Source) -> NDArray[np.int64]:
+    """For each pair the docid of that sentence of the document which shares most words with the text."""
+    first = np.searchsorted(made.documents, np.arange(len(workplace.keys)))
+    found = np.empty(len(source.pairs), dtype=np.int64)
+    for i, (text, document) in enumerate(source.pairs.tolist()):
+        asked = set(words(source.texts[text]))
+        sentences = sentences_of(workplace.texts.documents[document].text)
+        shared = [len(asked & set(words(sentence))) for sentence in sentences]
+        found[i] = first[document] + int(np.argmax(shared))
+    return found
+
+
 def unit_vectors(workplace: Workplace) -> Vectors:
     pooled = workplace.documents.pooled
     assert pooled is not None, "the encoder is wholly frozen"
-    found: Vectors = (pooled / np.maximum(np.linalg.norm(pooled, axis=1, keepdims=True), 1e-9)).astype(np.float32)
-    return found
+    return unit(pooled)

@@ -5,21 +5,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
 from asi.config import PAPER_OBJECTIVE, VARIANTS
 from asi.errors import ConfigError
 from asi.systems import identifiers
 from asi.systems.dense import DenseSettings, build_dense
 from asi.systems.genret import build_genret
-from asi.systems.identifiers import Identifiers, sentences_of
 from asi.systems.learned import build_asi, build_searched, build_simcse_docid
 from asi.systems.lexical import build_bm25
 from asi.systems.ngrams import build_ngrams
 from asi.systems.sequences import SequenceSettings, Stage, build_sequences
-from asi.systems.workplace import Built, Source, Workplace
-from asi.texts import words
+from asi.systems.workplace import Built, Workplace
 
 SAME_ENCODER = "the comparison's encoder, frozen"
 A_WRITER = "a small decoder that starts from the encoder's word vectors and can copy"
@@ -33,18 +28,6 @@ class System:
     differs: str  # from the original, in one line
     takes_new: bool  # finds documents that come after the training, without being trained again
     build: Callable[[Workplace], Built]
-
-
-def sentence_rows(workplace: Workplace, made: Identifiers, source: Source) -> NDArray[np.int64]:
-    """For each pair the docid of that sentence of the document which shares most words with the text."""
-    first = np.searchsorted(made.documents, np.arange(len(workplace.keys)))
-    found = np.empty(len(source.pairs), dtype=np.int64)
-    for i, (text, document) in enumerate(source.pairs.tolist()):
-        asked = set(words(source.texts[text]))
-        sentences = sentences_of(workplace.texts.documents[document].text)
-        shared = [len(asked & set(words(sentence))) for sentence in sentences]
-        found[i] = first[document] + int(np.argmax(shared))
-    return found
 
 
 def dense(name: str, paper: str, differs: str, settings: DenseSettings) -> System:
@@ -195,7 +178,9 @@ ROWS = (
     ),
     sequence(
         "gere", "Chen et al. 2022", "title and sentence number are one sequence; the best ranks the document", True,
-        SequenceSettings(identifiers.titles_and_sentences, at_once("queries"), pick=sentence_rows, beams=60), A_WRITER,
+        SequenceSettings(
+            identifiers.titles_and_sentences, at_once("queries"), pick=identifiers.sentence_rows, beams=60
+        ), A_WRITER,
     ),
     System(
         "genret", "learned docids, generative", "Sun et al. 2023",

@@ -22,8 +22,9 @@ from asi.datasets import Dataset, open_dataset
 from asi.distributed import Processes
 from asi.encoder import TextTokeniser, TokenisedTexts
 from asi.errors import ConfigError, Interrupted
-from asi.expansion import DEFAULT_STEPS, GeneratorConfig, pseudo_queries_file, queries_by_document
+from asi.expansion import DEFAULT_STEPS, pseudo_queries_file, queries_by_document
 from asi.features import Features, compute_features
+from asi.generator import GeneratorConfig
 from asi.model import Asi, Encoded
 from asi.pretrained import load_pretrained
 from asi.records import Docid, Retriever

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from asi.datasets import Dataset
-from asi.evaluation import DocidMap, Run, evaluate_documents, evaluate_searchers
+from asi.evaluation import DEPTH, DocidMap, Run, evaluate_documents, evaluate_searchers
 from asi.index import Index
 from asi.judges import Judge
 from asi.metrics import Report
@@ -38,14 +38,15 @@ def evaluate_ways(
     splits: Sequence[str],
     ways: Mapping[str, Mapping[str, Any]],
     judge: Judge | None = None,
+    k: int = DEPTH,
 ) -> tuple[Reports, dict[str, Run]]:
-    """Ways to search one index; the answers of each way to the queries of all splits come along."""
+    """Ways to search one index, k hits a query; the answers of each way to the queries of all splits come along."""
     searchers = {name: opened.configured(**settings) for name, settings in ways.items()}
     docid_map = DocidMap(opened.searcher)
     reports: Reports = {name: {} for name in ways}
     answers: dict[str, Run] = {name: {} for name in ways}
     for split in splits:
-        found, runs = evaluate_searchers(searchers, *dataset.judged(split), docid_map, judge)
+        found, runs = evaluate_searchers(searchers, *dataset.judged(split), docid_map, judge, k)
         for name in ways:
             reports[name][split] = found[name]
             answers[name] |= runs[name]
@@ -59,17 +60,20 @@ def evaluate_index(
     settings: Mapping[str, Any],
     baselines: bool = False,
     run_file: Path | None = None,
+    k: int = DEPTH,
 ) -> Reports:
     """One way to search, and the baselines if asked for; the answers go to a TREC run file if one is named."""
     way = opened.configured(**settings).config
     name = NAME_OF_MODE[way.mode] + ("-docids" if way.ranking == "docid" else "")
-    reports, answers = evaluate_ways(opened, dataset, splits, {name: settings})
+    reports, answers = evaluate_ways(opened, dataset, splits, {name: settings}, k=k)
     if run_file is not None:
         write_trec_run(run_file, answers[name], name)
-    return reports | evaluate_baselines(opened, dataset, splits) if baselines else reports
+    return reports | evaluate_baselines(opened, dataset, splits, k=k) if baselines else reports
 
 
-def evaluate_baselines(opened: Index, dataset: Dataset, splits: Sequence[str], cache: Path | None = None) -> Reports:
+def evaluate_baselines(
+    opened: Index, dataset: Dataset, splits: Sequence[str], cache: Path | None = None, k: int = DEPTH
+) -> Reports:
     """BM25 and the untrained encoder's exact search, over the documents of the index.
 
     `cache` is that of the training run, if it was kept: the documents need not be encoded again.
@@ -85,6 +89,6 @@ def evaluate_baselines(opened: Index, dataset: Dataset, splits: Sequence[str], c
     }
     judged = {split: dataset.judged(split) for split in splits}
     return {
-        name: {split: evaluate_documents(system, *judged[split])[0] for split in splits}
+        name: {split: evaluate_documents(system, *judged[split], k)[0] for split in splits}
         for name, system in systems.items()
     }
