@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from asi.centres import LARGEST_PART, centres_of, means_and_bonus, parts_of
+from asi.centres import LARGEST_PART, centres_of, halved, means_and_bonus
 from asi.ranking import RankingRows
 
 
@@ -36,7 +36,7 @@ def test_parts_are_small_and_stay_in_their_bucket(same):
         vectors[:] = vectors[0]
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     bucket = np.repeat(np.arange(len(sizes)), sizes)
-    part = parts_of(vectors, starts)
+    part = halved(vectors, starts)
     for own in np.unique(part):
         assert (part == own).sum() <= LARGEST_PART
         assert len(np.unique(bucket[part == own])) == 1

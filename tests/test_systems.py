@@ -25,7 +25,7 @@ from asi.systems.identifiers import END, padded
 from asi.systems.ngrams import BETA, Ngrams, document_scores, ngrams_of, weight_of
 from asi.systems.sequences import SequenceRetriever, UntilTheEnd, sequence_loss
 from asi.systems.table import BY_NAME, ROWS, chosen_systems
-from asi.systems.windows import LENGTH, View
+from asi.systems.windows import LENGTH, TextView
 from asi.systems.words import COPYING, WordCodes
 from asi.systems.workplace import Workplace, random_spans, rarest_terms
 
@@ -209,7 +209,7 @@ def test_views_count_every_ngram_and_know_its_documents():
         np.array(list(itertools.chain(*texts)), np.int32), np.append(0, np.cumsum([len(text) for text in texts])), 0
     )
     marker = 8
-    view = View.of(tokens, np.array([10, 11, 12]), marker, WordCodes(np.array([-1, *range(1, 8), -1]), 8))
+    view = TextView.of(tokens, np.array([10, 11, 12]), marker, WordCodes(np.array([-1, *range(1, 8), -1]), 8))
     inner = {10: [5, 6, 5, 6], 11: [6, 5]}
     grams = {}
     for document, pieces in inner.items():

@@ -27,7 +27,7 @@ class Centres(NamedTuple):
 def centres_of(rows: RankingRows, starts: Integers) -> Centres:
     """Centres of the buckets whose documents are `rows`, one bucket after the other from `starts` on."""
     bucket = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(rows.vectors)))
-    part = parts_of(rows.vectors, starts)
+    part = halved(rows.vectors, starts)
     order = np.lexsort((part, bucket))
     first = np.flatnonzero(np.diff(part[order], prepend=-1))
     found = means_and_bonus(RankingRows(rows.vectors[order], rows.bias[order]), first)
@@ -42,7 +42,7 @@ def most_centres(sizes: Integers) -> int:
     return int(np.where(sizes > LARGEST_PART, sizes // 2, 1).sum())
 
 
-def parts_of(vectors: Floats, starts: Integers) -> Integers:
+def halved(vectors: Floats, starts: Integers) -> Integers:
     """The part of each document (n,): buckets are halved until no part has more than LARGEST_PART documents."""
     sizes = np.diff(starts, append=len(vectors))
     part = np.repeat(np.arange(len(starts)), sizes)

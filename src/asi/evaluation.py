@@ -38,16 +38,16 @@ def answer_all(
 ) -> tuple[Run, float]:
     """Hits for every query, and milliseconds per query when asked `size` at a time."""
     run: Run = {}
-    for part in parts_of(queries, size)[:1]:
+    for part in calls_of(queries, size)[:1]:
         retriever.search([query.text for query in part], k)  # what happens once
     start = time.perf_counter()
-    for part in parts_of(queries, size):
+    for part in calls_of(queries, size):
         answers = retriever.search([query.text for query in part], k)
         run.update(zip((query.key for query in part), answers, strict=True))
     return run, 1000 * (time.perf_counter() - start) / max(1, len(queries))
 
 
-def parts_of(queries: Sequence[T], size: int) -> list[Sequence[T]]:
+def calls_of(queries: Sequence[T], size: int) -> list[Sequence[T]]:
     return [queries[start : start + size] for start in range(0, len(queries), size)]
 
 
@@ -101,7 +101,7 @@ def evaluate_searchers(
         reports[name], runs[name] = evaluate_documents(searcher, queries, qrels, k)
     found: dict[str, list[list[Docid]]] = {name: [] for name in searchers}
     own: list[NDArray[np.int64]] = []
-    for part in parts_of(judged_queries(queries, qrels), QUERIES_ENCODED_AT_ONCE):
+    for part in calls_of(judged_queries(queries, qrels), QUERIES_ENCODED_AT_ONCE):
         encoded = next(iter(searchers.values())).encode([query.text for query in part])
         own.append(next(iter(searchers.values())).head_docids(encoded))
         for name, searcher in searchers.items():

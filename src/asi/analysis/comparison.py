@@ -14,7 +14,7 @@ import numpy as np
 from asi.analysis.fingerprint import data_fingerprint
 from asi.analysis.pages import Cell, Page, Section, Table
 from asi.errors import AsiError, ConfigError, Interrupted
-from asi.evaluation import DEPTH, QUERIES_PER_CALL, Run, answer_all, evaluate_documents, judged_queries, parts_of
+from asi.evaluation import DEPTH, QUERIES_PER_CALL, Run, answer_all, calls_of, evaluate_documents, judged_queries
 from asi.folders import write_atomically
 from asi.metrics import Buckets, Report, docid_health, docid_scores, perplexity, reciprocal_ranks, relevant_keys
 from asi.significance import holm, randomisation_test
@@ -157,7 +157,7 @@ def with_docid_level(
     report: Report, docids: DocidLevel, queries: Sequence[str], relevant: Sequence[Sequence[int]]
 ) -> Report:
     """The report with the docid-level measures; a document without a docid has one of its own that nothing finds."""
-    found = [own for part in parts_of(queries, QUERIES_PER_CALL) for own in docids.docids(part, DEPTH)]
+    found = [own for part in calls_of(queries, QUERIES_PER_CALL) for own in docids.docids(part, DEPTH)]
     given = docids.of_documents
     has_docid = given[:, :1] >= 0
     codes = np.where(has_docid, split_codes(given), 0)

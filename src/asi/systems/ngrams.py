@@ -18,7 +18,7 @@ from asi.records import Hit
 from asi.systems.decoders import Shape
 from asi.systems.identifiers import END
 from asi.systems.sequences import SequenceObjective, UntilTheEnd, batch_of, generation
-from asi.systems.windows import LENGTH, View
+from asi.systems.windows import LENGTH, TextView
 from asi.systems.words import WordCodes
 from asi.systems.workplace import Built, Workplace, parameters_of
 
@@ -34,7 +34,7 @@ SMOOTHING = 5  # added to counts
 LIGHTEST = 1e-9
 
 
-def training_ngrams(texts: Sequence[Rows], pairs: Rows, views: Sequence[View], seed: int) -> tuple[Rows, Rows]:
+def training_ngrams(texts: Sequence[Rows], pairs: Rows, views: Sequence[TextView], seed: int) -> tuple[Rows, Rows]:
     """For every pair and view some windows of the document that share most with the text: the text's row, the window.
 
     `texts` are the codes of each text.
@@ -56,7 +56,7 @@ def training_ngrams(texts: Sequence[Rows], pairs: Rows, views: Sequence[View], s
 
 
 def ngram_objective(
-    workplace: Workplace, decoder: Decoder, views: Sequence[View], words: WordCodes
+    workplace: Workplace, decoder: Decoder, views: Sequence[TextView], words: WordCodes
 ) -> SequenceObjective:
     """Queries and parts of documents to n-grams of their documents; the marker before an n-gram is given."""
     reading = workplace.reading(SOURCES)
@@ -107,7 +107,12 @@ class NgramRetriever:
     """Writes n-grams under the constraint of each view, and adds up what they say about documents."""
 
     def __init__(
-        self, workplace: Workplace, decoder: Decoder, views: Sequence[View], markers: Sequence[int], words: WordCodes
+        self,
+        workplace: Workplace,
+        decoder: Decoder,
+        views: Sequence[TextView],
+        markers: Sequence[int],
+        words: WordCodes,
     ) -> None:
         self.workplace = workplace
         self.decoder = decoder.eval()
@@ -129,7 +134,7 @@ class NgramRetriever:
         return [Hit(self.workplace.keys[document], float(total[document])) for document in best]
 
     @torch.inference_mode()
-    def written(self, queries: Sequence[str], view: View, marker: int) -> list[Ngrams]:
+    def written(self, queries: Sequence[str], view: TextView, marker: int) -> list[Ngrams]:
         """The n-grams that the beam has written for each query, the unfinished ones too."""
         found: list[list[tuple[float, int, int]]] = [[] for _ in queries]  # score, depth, prefix
 
@@ -160,7 +165,7 @@ class MarkedStart:
         return log_probs
 
 
-def ngrams_of(view: View, hypotheses: Sequence[tuple[float, int, int]]) -> Ngrams:
+def ngrams_of(view: TextView, hypotheses: Sequence[tuple[float, int, int]]) -> Ngrams:
     """Hypotheses (score, depth, prefix) as n-grams with weights, heaviest first; those of no weight are dropped."""
     best = {(depth, prefix): score for score, depth, prefix in sorted(hypotheses)}  # a prefix once, with its best score
     spans = [(view.starts[depth][prefix], view.starts[depth][prefix + 1]) for depth, prefix in best]
@@ -189,7 +194,7 @@ def build_ngrams(workplace: Workplace, name: str, kinds: Sequence[str]) -> Built
     words = WordCodes.of_texts(list(tokens.values()), workplace.tokenise, len(kinds))
     markers = [len(words) - len(kinds) + i for i in range(len(kinds))]
     views = [
-        View.of(tokens[kind], texts[kind][1], marker, words, workplace.tokenise.starts)
+        TextView.of(tokens[kind], texts[kind][1], marker, words, workplace.tokenise.starts)
         for kind, marker in zip(kinds, markers, strict=True)
     ]
     shape = Shape(LENGTH + 1, len(words), shared_tokens=True, head_prior=True)

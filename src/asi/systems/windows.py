@@ -20,7 +20,7 @@ Rows = NDArray[np.int64]
 LENGTH = 8  # word pieces of an n-gram, at most
 
 
-class View(NamedTuple):
+class TextView(NamedTuple):
     """One kind of text of every document, as all windows over its word pieces."""
 
     tokens: TokenisedTexts  # of the view's texts
@@ -37,7 +37,7 @@ class View(NamedTuple):
         return sum(array.nbytes for array in arrays) + sum(level.nbytes for level in self.tree.levels)
 
     @classmethod
-    def of(cls, tokens: TokenisedTexts, owners: Rows, marker: int, words: WordCodes, starts: int = 1) -> "View":
+    def of(cls, tokens: TokenisedTexts, owners: Rows, marker: int, words: WordCodes, starts: int = 1) -> "TextView":
         """`marker` is the code that stands before every window.
 
         Every text has one token behind it that is none of its own, and `starts` before it.
