@@ -4,7 +4,7 @@ import torch
 
 from asi.config import ModelConfig
 from asi.encoder import load_encoder, load_tokeniser
-from asi.features import compute_features, encode
+from asi.features import JoinedStates, compute_features, encode
 from asi.model import Asi
 
 TEXTS = ["red house", "the tree is green", "a black bird that stands in the north", "lamp", "stone in the west"]
@@ -48,3 +48,9 @@ def test_cache_is_used_for_the_same_texts_and_encoder_only(encoder_folder, tmp_p
         model.encoder.words.weight += 1
     changed = compute_features(model, tokens, keep_states=True, cache=tmp_path)
     assert not np.array_equal(first.pooled, changed.pooled)
+
+
+def test_joined_states_are_looked_up_as_one_list():
+    parts = [np.arange(6, dtype=np.float16).reshape(3, 2), np.empty((0, 2), np.float16), np.full((4, 2), 9, np.float16)]
+    places = np.array([[0, 3], [6, 2], [5, 1]])
+    assert np.array_equal(JoinedStates(parts)[places], np.concatenate(parts)[places])

@@ -6,7 +6,7 @@ With a wholly frozen encoder a document is one vector, so that training costs mi
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +22,31 @@ TOKENS_PER_BATCH = 4096
 Progress = Callable[[int, int], None]  # texts done, texts in all
 
 
+class JoinedStates:
+    """Token states of several lists of texts, looked up as if they stood one behind the other; none are copied."""
+
+    def __init__(self, parts: Sequence[NDArray[np.float16]]) -> None:
+        self.parts = parts
+        self.starts = np.cumsum([0, *map(len, parts)])
+
+    def __getitem__(self, places: NDArray[np.int64]) -> NDArray[np.float16]:
+        found = np.empty((*places.shape, self.parts[0].shape[1]), dtype=np.float16)
+        owner = np.searchsorted(self.starts, places, side="right") - 1
+        for i, part in enumerate(self.parts):
+            own = owner == i
+            found[own] = part[places[own] - self.starts[i]]
+        return found
+
+
+States = NDArray[np.float16] | JoinedStates  # looked up by places in the list of all tokens
+
+
 class Features(NamedTuple):
     """The texts, and as much of their encoding as can't change in training."""
 
     tokens: TokenisedTexts
     pooled: NDArray[np.float32] | None  # (texts, D), if the encoder is wholly frozen
-    states: NDArray[np.float16] | None  # (tokens, D) after the frozen layers, if they are kept
+    states: States | None  # (tokens, D) after the frozen layers, if they are kept
 
 
 def compute_features(

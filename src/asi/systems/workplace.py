@@ -23,7 +23,7 @@ from asi.distributed import Processes
 from asi.encoder import TextTokeniser, TokenisedTexts
 from asi.errors import ConfigError, Interrupted
 from asi.expansion import DEFAULT_STEPS, pseudo_queries_file, queries_by_document
-from asi.features import Features, compute_features
+from asi.features import Features, JoinedStates, compute_features
 from asi.generator import GeneratorConfig
 from asi.model import Asi, Encoded
 from asi.pretrained import load_pretrained
@@ -266,8 +266,8 @@ def joined(parts: Sequence[Features]) -> Features:
         parts[0].tokens.pad,
     )
     pooled = [part.pooled for part in parts if part.pooled is not None]
-    states = [part.states for part in parts if part.states is not None]
-    return Features(tokens, np.concatenate(pooled), np.concatenate(states))
+    states = [part.states for part in parts if isinstance(part.states, np.ndarray)]
+    return Features(tokens, np.concatenate(pooled), JoinedStates(states))
 
 
 def parameters_of(*parts: nn.Module | None) -> int:
