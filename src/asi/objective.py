@@ -128,9 +128,11 @@ class AsiObjective:
 
     def learns_docids(self, batch: Batch) -> bool:
         """Whether it is a step for all losses, or for the ranking vectors alone."""
-        if self.vectors_alone:
-            return False
-        return (batch.step + 1) % self.config.train.docid_every == 0 or not self.config.loss.vector
+        return not self.vectors_alone and self.kind_of_step(batch.step) == "docids"
+
+    def kind_of_step(self, step: int) -> str:
+        train, loss = self.config.train, self.config.loss
+        return "docids" if (step + 1) % train.docid_every == 0 or not loss.vector else "vectors"
 
     @torch.no_grad()
     def start_heads(self) -> None:

@@ -9,6 +9,7 @@ gradient, and a second pass pushes it through the network in chunks. The gradien
 import copy
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -28,7 +29,7 @@ FINAL_LR_SHARE = 0.05  # of the peak, where the cosine ends
 DEFAULT_MINUTES = 10.0  # the length of a run for which none is given
 FEW_PAIRS = 10_000
 REHEARSED_RUN, REHEARSED_PART = 1010, 101  # steps of the run whose speed is measured, and of a part of it
-REHEARSALS = 4  # of each part, if they take no more than
+REHEARSALS = 2  # of each kind of step in each part, if they take no more than
 REHEARSED_SHARE = 0.1  # of the minutes
 
 
@@ -58,6 +59,7 @@ class Objective(Protocol):
     def pairs(self) -> TrainingPairs: ...
     def parameter_groups(self) -> dict[str, ParameterGroup]: ...
     def enter(self, progress: float) -> Any: ...  # begins a part of the run; has the booleans `frozen`, `rewritten`
+    def kind_of_step(self, step: int) -> str: ...  # steps of one kind take about the same time
     def course(self, step: int, steps: int) -> tuple[int, int]: ...
     def represent(self, batch: Batch) -> tuple[Any, Any]: ...
     def batch_losses(self, representations: Any, batch: Batch) -> dict[str, Tensor]: ...
@@ -86,6 +88,9 @@ class PlainObjective:
 
     def enter(self, progress: float) -> Any:
         return NoPhase()
+
+    def kind_of_step(self, step: int) -> str:
+        return ""
 
     def course(self, step: int, steps: int) -> tuple[int, int]:
         """Where in its course of the learning rate a step is, and how long that is: by default the whole run."""
@@ -275,18 +280,22 @@ class Trainer:
         weights = {name: weight.clone() for name, weight in self.weights().items()}
         optimizer = copy.deepcopy(self.optimizer.state_dict())
         start = time.perf_counter()
-        firsts, means = [], []
-        for first, *others in rehearsed_steps():
-            firsts.append(self.timed_step(first, REHEARSED_RUN))
-            times = [self.timed_step(others[0], REHEARSED_RUN)]
-            for step in others[1:]:
-                if self.processes.agree(time.perf_counter() - start < REHEARSED_SHARE * budget):
-                    times.append(self.timed_step(step, REHEARSED_RUN))
-            means.append(np.mean(times))
+        means: list[float] = []
+        once = 0.0
+        for part in rehearsed_parts():
+            first = self.timed_step(part[0], REHEARSED_RUN)
+            counts = Counter(map(self.objective.kind_of_step, part))
+            times: dict[str, list[float]] = {kind: [] for kind in counts}
+            for step in evenly_chosen(part, self.objective.kind_of_step):
+                own = times[self.objective.kind_of_step(step)]
+                if not own or self.processes.agree(time.perf_counter() - start < REHEARSED_SHARE * budget):
+                    own.append(self.timed_step(step, REHEARSED_RUN))
+            each = {kind: sum(own) / len(own) for kind, own in times.items()}
+            means.append(sum(counts[kind] * each[kind] for kind in each) / len(part))
+            once += max(first - each[self.objective.kind_of_step(part[0])], 0.0)
         self.load(weights, optimizer)
         self.frozen = False
-        once = np.maximum(np.subtract(firsts, means), 0).sum()
-        return float(np.mean(means)), float(once)
+        return sum(means) / len(means), once
 
     def timed_step(self, step: int, steps: int) -> float:
         self.processes.wait_for_device()
@@ -301,18 +310,22 @@ def add_to(sums: dict[str, Tensor], losses: Mapping[str, Tensor], count: int) ->
         sums[name] = sums.get(name, torch.zeros(())) + loss.detach().cpu() / count
 
 
-def rehearsed_steps() -> list[list[int]]:
-    """Steps from every part of a run of REHEARSED_RUN steps; the first of a part pays for what happens once.
+def rehearsed_parts() -> list[range]:
+    """The parts of a run of REHEARSED_RUN steps; the first step of a part pays for what happens once."""
+    return [range(first, first + REHEARSED_PART) for first in range(0, REHEARSED_RUN, REHEARSED_PART)]
 
-    An objective may do one thing at even steps and another at odd ones, or at every fourth: all remainders come up.
 
-    >>> steps = rehearsed_steps()
-    >>> len(steps), steps[0], steps[-1]
-    (10, [50, 50, 57, 64, 71], [959, 959, 966, 973, 980])
+def evenly_chosen(part: range, kind_of: Callable[[int], str]) -> list[int]:
+    """REHEARSALS steps of each kind, spread over the part.
+
+    >>> evenly_chosen(range(100), lambda step: "docids" if step % 8 == 7 else "vectors")
+    [0, 7, 50, 55]
     """
-    parts = REHEARSED_RUN // REHEARSED_PART
-    firsts = [50 + REHEARSED_PART * part for part in range(parts)]
-    return [[first, *(first + 7 * again for again in range(REHEARSALS))] for first in firsts]
+    chosen = []
+    for kind in {kind_of(step): None for step in part}:
+        steps = [step for step in part if kind_of(step) == kind]
+        chosen += [steps[len(steps) * i // REHEARSALS] for i in range(REHEARSALS)]
+    return sorted(chosen)
 
 
 def lr_share(step: int, steps: int, warmup: int) -> float:
