@@ -122,9 +122,9 @@ def save_checkpoint(folder: RunFolder, step: int, weights: Mapping[str, Tensor],
         save_file({name: weight.contiguous() for name, weight in weights.items()}, beside / "weights.safetensors")
         torch.save({"optimizer": optimizer, "random": torch.get_rng_state()}, beside / "optimizer.pt")
 
-    save_folder(folder.checkpoints / f"step-{step:08d}", write_files, {"step": step})
+    save_folder(checkpoint_path(folder, step), write_files, {"step": step})
     for old in saved_steps(folder)[:-2]:
-        shutil.rmtree(folder.checkpoints / f"step-{old:08d}")
+        shutil.rmtree(checkpoint_path(folder, old))
 
 
 def saved_steps(folder: RunFolder) -> list[int]:
@@ -141,17 +141,28 @@ class Checkpoint:
     random: Tensor
 
 
-def latest_checkpoint(folder: RunFolder) -> Checkpoint | None:
-    """The newest save that is whole; an older one if the newest is damaged."""
+def resumed_step(folder: RunFolder) -> int:
+    """The step of the newest save that is whole, an older one if the newest is damaged; 0 if there is none."""
     for step in reversed(saved_steps(folder)):
-        path = folder.checkpoints / f"step-{step:08d}"
         try:
-            read_manifest(path)
+            read_manifest(checkpoint_path(folder, step))
         except CheckpointError:
             continue
-        saved = torch.load(path / "optimizer.pt", weights_only=True, map_location="cpu")
-        return Checkpoint(step, load_file(path / "weights.safetensors"), saved["optimizer"], saved["random"])
-    return None
+        return step
+    return 0
+
+
+def latest_checkpoint(folder: RunFolder) -> Checkpoint | None:
+    """The save that a run goes on from."""
+    if not (step := resumed_step(folder)):
+        return None
+    path = checkpoint_path(folder, step)
+    saved = torch.load(path / "optimizer.pt", weights_only=True, map_location="cpu")
+    return Checkpoint(step, load_file(path / "weights.safetensors"), saved["optimizer"], saved["random"])
+
+
+def checkpoint_path(folder: RunFolder, step: int) -> Path:
+    return folder.checkpoints / f"step-{step:08d}"
 
 
 # Model folders --------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from asi.batches import Batch, TrainingPairs, TrainingTexts, contents
-from asi.checkpoint import RunFolder, read_manifest, save_folder, saved_steps
+from asi.checkpoint import RunFolder, read_manifest, resumed_step, save_folder
 from asi.config import TrainConfig
 from asi.distributed import Processes
 from asi.encoder import TextTokeniser, TokenisedTexts
@@ -267,7 +267,7 @@ def train_generator(
     start = None if tokenise.starts else int(queries.ids[-1])
     objective = ExpansionObjective(decoder.to(device), features, queries, pairs, train.lr, start)
     trainer = Trainer(objective, train, Processes(0, 1, device))
-    started, to_do = time.monotonic(), train.steps - max(saved_steps(run), default=0)
+    started, to_do = time.monotonic(), train.steps - resumed_step(run)
     if not fit(trainer, train.steps, run, listener, stopping):
         raise Interrupted(f"the state is saved in {run.checkpoints}; run the same command again to go on")
     minutes = (time.monotonic() - started) / 60 * train.steps / max(1, to_do)  # of all steps, if some were done before

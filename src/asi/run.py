@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from asi.batches import TrainingPairs, TrainingTexts, contents, training_texts
-from asi.checkpoint import RunFolder, latest_checkpoint, load_model, save_model, saved_steps
+from asi.checkpoint import RunFolder, load_model, resumed_step, save_model, saved_steps
 from asi.config import Config, from_dict, to_dict, to_toml
 from asi.datasets import Dataset
 from asi.distributed import Processes, choose_device, joined_processes
@@ -151,8 +151,7 @@ def train(
             RunState(state.config, state.data, steps, texts).save(folder)
         reporter.stage("training", steps)
         if processes.is_main:
-            resumed = latest_checkpoint(folder)
-            trim_log(folder, resumed.step if resumed is not None else 0)
+            trim_log(folder, resumed_step(folder))
         with run_log(folder, reporter, state.config.model.V, active=processes.is_main) as listener:
             finished = fit(prepared.trainer, steps, folder, listener, stopping)
         if not finished:
