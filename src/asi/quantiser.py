@@ -52,9 +52,9 @@ def parts_of(rotated: Tensor, m: int) -> Tensor:
 
 
 def nearest(parts: Tensor, centres: Tensor) -> Tensor:
-    lengths = centres.square().sum(-1) / 2  # (m, V)
-    found = [(part @ own.T - half).argmax(1) for part, own, half in zip(parts.unbind(1), centres, lengths, strict=True)]
-    return torch.stack(found, dim=1)
+    bias = -centres.square().sum(-1) / 2  # (m, V)
+    scored = zip(bias, parts.unbind(1), centres, strict=True)
+    return torch.stack([torch.addmm(own_bias, part, own.T).argmax(1) for own_bias, part, own in scored], dim=1)
 
 
 def gathered(centres: Tensor, codes: Tensor) -> Tensor:
@@ -65,10 +65,11 @@ def means(parts: Tensor, codes: Tensor, centres: Tensor, generator: torch.Genera
     """The centres of what was rounded to them; one that nothing was rounded to moves to a vector drawn at random."""
     moved = []
     for part, own in zip(parts.unbind(1), codes.unbind(1), strict=True):
-        belongs = torch.nn.functional.one_hot(own, centres.size(1)).to(part)  # (n, V); no atomic sums: repeatable
-        counts = belongs.sum(0)
+        counts = torch.bincount(own, minlength=centres.size(1))
+        ordered = part[own.argsort(stable=True)]
+        sums = torch.segment_reduce(ordered, "sum", lengths=counts)  # no atomic sums: repeatable
         drawn = torch.randint(len(part), (centres.size(1),), generator=generator).to(part.device)
-        moved.append(torch.where(counts[:, None] > 0, belongs.T @ part / counts.clamp(min=1)[:, None], part[drawn]))
+        moved.append(torch.where(counts[:, None] > 0, sums / counts.clamp(min=1)[:, None], part[drawn]))
     return torch.stack(moved)
 
 

@@ -30,7 +30,7 @@ DEFAULT_MINUTES = 10.0  # the length of a run for which none is given
 FEW_PAIRS = 10_000
 REHEARSED_RUN, REHEARSED_PART = 1010, 101  # steps of the run whose speed is measured, and of a part of it
 REHEARSALS = 2  # of each kind of step in each part, if they take no more than
-REHEARSED_SHARE = 0.1  # of the minutes
+REHEARSED_SHARE = 0.03  # of the minutes
 
 
 class ParameterGroup(NamedTuple):
