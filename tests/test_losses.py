@@ -5,6 +5,7 @@ import torch
 from torch.autograd import gradcheck
 
 from asi import losses
+from asi.losses import CodeOverlap
 
 
 def random_probs(*shape, seed=0):
@@ -53,7 +54,7 @@ def test_discrete_contrastive_equals_the_printed_sum():
             if negatives[i, j]:
                 other = sum(((queries[i, p] - documents[j, p]) ** 2).sum() for p in range(3))
                 total += max(0.0, float(own - other + margin))
-    assert float(losses.discrete_contrastive(queries, documents, negatives, margin)) == pytest.approx(total / 4)
+    assert float(losses.discrete_contrastive(CodeOverlap.of(queries, documents), negatives, margin)) == pytest.approx(total / 4)
 
 
 def test_reverse_cross_entropy_equals_the_printed_maximum_capped():
@@ -85,7 +86,7 @@ def test_expected_match_by_brute_force():
         for i in range(3)
     ]
     rows = [-math.log(math.exp(row[i]) / sum(map(math.exp, row))) for i, row in enumerate(scores)]
-    assert float(losses.expected_match(queries, documents, negatives)) == pytest.approx(sum(rows) / 3)
+    assert float(losses.expected_match(CodeOverlap.of(queries, documents), negatives)) == pytest.approx(sum(rows) / 3)
 
 
 def test_code_balance_is_zero_for_even_use_and_log_v_for_one_code():
@@ -99,8 +100,8 @@ def test_gradients_of_the_batch_losses(name):
     negatives = ~torch.eye(3, dtype=torch.bool)
     left, right = (random_probs(3, 2, 4, seed=s).requires_grad_() for s in (2, 3))
     calls = {
-        "discrete_contrastive": lambda q, d: losses.discrete_contrastive(q, d, negatives, 0.37),
+        "discrete_contrastive": lambda q, d: losses.discrete_contrastive(CodeOverlap.of(q, d), negatives, 0.37),
         "vector_softmax": lambda q, d: losses.vector_softmax(q.flatten(1), d.flatten(1), negatives, 0.1),
-        "expected_match": lambda q, d: losses.expected_match(q, d, negatives),
+        "expected_match": lambda q, d: losses.expected_match(CodeOverlap.of(q, d), negatives),
     }
     assert gradcheck(calls[name], (left, right))

@@ -6,6 +6,7 @@ Letters: B batch, D width, m docid length, V codes per position.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,15 +28,28 @@ def generation(log_probs: Tensor, docid: Tensor) -> Tensor:
     return -(docid * log_probs).sum(dim=(1, 2))
 
 
-def expected_distance(queries: Tensor, documents: Tensor) -> Tensor:
-    """tau of every query with every document (Bq, Bd): squared distance of their code distributions (B, m, V)."""
-    q, d = queries.flatten(1), documents.flatten(1)
-    return q.square().sum(1)[:, None] + d.square().sum(1)[None, :] - 2 * q @ d.T
+class CodeOverlap(NamedTuple):
+    """Products of the code distributions of queries and documents: computed once, because they are a step's cost."""
+
+    positions: list[Tensor]  # m of (Bq, Bd): the probability that both draw the same code there
+    queries: Tensor  # (Bq,) squared lengths over all positions
+    documents: Tensor  # (Bd,)
+
+    @classmethod
+    def of(cls, queries: Tensor, documents: Tensor) -> "CodeOverlap":
+        """From distributions (B, m, V)."""
+        positions = [q @ d.T for q, d in zip(queries.unbind(1), documents.unbind(1), strict=True)]
+        return cls(positions, queries.square().sum((1, 2)), documents.square().sum((1, 2)))
 
 
-def discrete_contrastive(queries: Tensor, documents: Tensor, negatives: Tensor, margin: float) -> Tensor:
+def expected_distance(overlap: CodeOverlap) -> Tensor:
+    """tau of every query with every document (Bq, Bd): squared distance of their code distributions."""
+    return overlap.queries[:, None] + overlap.documents[None, :] - 2 * torch.stack(overlap.positions).sum(0)
+
+
+def discrete_contrastive(overlap: CodeOverlap, negatives: Tensor, margin: float) -> Tensor:
     """L_c: hinge on tau(q, d) - tau(q, d-) + margin, summed over negatives (B, B) as printed, mean over queries."""
-    tau = expected_distance(queries, documents)
+    tau = expected_distance(overlap)
     return (F.relu(tau.diagonal()[:, None] - tau + margin) * negatives).sum(1).mean()
 
 
@@ -66,11 +80,9 @@ def vector_softmax(queries: Tensor, documents: Tensor, negatives: Tensor, temper
     return in_batch_softmax(scores / temperature, negatives)
 
 
-def expected_match(queries: Tensor, documents: Tensor, negatives: Tensor) -> Tensor:
-    """InfoNCE on the log-probability that query and document draw the same docid from their distributions (B, m, V)."""
-    scores = torch.zeros(len(queries), len(documents), device=queries.device, dtype=queries.dtype)
-    for i in range(queries.size(1)):
-        scores = scores + torch.log(queries[:, i] @ documents[:, i].T + 1e-6)
+def expected_match(overlap: CodeOverlap, negatives: Tensor) -> Tensor:
+    """InfoNCE on the log-probability that query and document draw the same docid from their distributions."""
+    scores = torch.stack([torch.log(position + 1e-6) for position in overlap.positions]).sum(0)
     return in_batch_softmax(scores, negatives)
 
 
@@ -85,7 +97,7 @@ def one_pass_match(query_log_probs: Tensor, docids: Tensor, negatives: Tensor) -
 def token_match(queries: Tensor, documents: Tensor) -> Tensor:
     """Match (Bq, Bd) of token vectors (B, T, d): each query token's product with the document's nearest, summed."""
     products = queries.flatten(0, 1) @ documents.flatten(0, 1).T  # (Bq Tq, Bd Td)
-    return products.view(*queries.shape[:2], *documents.shape[:2]).amax(3).sum(1)
+    return products.view(*queries.shape[:2], *documents.shape[:2]).max(3).values.sum(1)
 
 
 def token_softmax(queries: Tensor, documents: Tensor, negatives: Tensor, temperature: float) -> Tensor:

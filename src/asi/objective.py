@@ -172,10 +172,9 @@ class AsiObjective:
             matcher, self.model, self.queries, batch.queries[turn], some(query, rows), TRAINED_TOKENS
         )
         documents = document_tokens(matcher, self.model, self.documents, batch.documents[turn], some(document, rows))
+        place = rows.nonzero().squeeze(1)
         whole = queries.new_zeros(len(turn), *queries.shape[1:]), documents.new_zeros(len(turn), *documents.shape[1:])
-        return whole[0].masked_scatter(rows[:, None, None], queries), whole[1].masked_scatter(
-            rows[:, None, None], documents
-        )
+        return whole[0].index_copy(0, place, queries), whole[1].index_copy(0, place, documents)
 
     @property
     def token_stride(self) -> int:
@@ -211,9 +210,12 @@ class AsiObjective:
             return parts
         query_probs, document_probs = query_logits.softmax(-1), document_logits.softmax(-1)
         rows = torch.from_numpy(batch.documents).to(query_logits.device)
+        if weights.contrastive or weights.match:
+            overlap = losses.CodeOverlap.of(query_probs, document_probs)
         if weights.contrastive:
-            term = losses.discrete_contrastive(query_probs, document_probs, negatives, weights.margin)
-            parts["contrastive"] = weights.contrastive * term
+            parts["contrastive"] = weights.contrastive * losses.discrete_contrastive(
+                overlap, negatives, weights.margin
+            )
         if weights.reverse:
             term = losses.reverse_cross_entropy(document_logits.log_softmax(-1), rows[:, None] != rows[None, :])
             parts["reverse"] = weights.reverse * term
@@ -222,7 +224,7 @@ class AsiObjective:
             matched = query_tokens[turn], document_tokens[turn], negatives[turn, turn]
             parts["tokens"] = weights.tokens * losses.token_softmax(*matched, weights.vector_temperature)
         if weights.match:
-            parts["match"] = weights.match * losses.expected_match(query_probs, document_probs, negatives)
+            parts["match"] = weights.match * losses.expected_match(overlap, negatives)
         if weights.one_pass:
             term = losses.one_pass_match(query_logits.log_softmax(-1), straight_through(document_probs), negatives)
             parts["one_pass"] = weights.one_pass * term

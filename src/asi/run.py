@@ -22,6 +22,7 @@ from asi.features import Features, compute_features
 from asi.folders import write_atomically
 from asi.indexing import CorpusFeatures, build_store
 from asi.matching import start_matcher
+from asi.memory import keep_freed_memory
 from asi.metrics import collapse_warning
 from asi.model import Asi
 from asi.objective import AsiObjective
@@ -129,6 +130,7 @@ def train(
     include reading and encoding; if not `all_counts`, they are for the steps alone.
     """
     started = time.monotonic()
+    keep_freed_memory()
     reporter = reporter or Silence()
     chosen = choose_device(device)
     with joined_processes(chosen) as processes:

@@ -25,6 +25,7 @@ from asi.errors import ConfigError, Interrupted
 from asi.expansion import DEFAULT_STEPS, pseudo_queries_file, queries_by_document
 from asi.features import Features, JoinedStates, compute_features
 from asi.generator import GeneratorConfig
+from asi.memory import keep_freed_memory
 from asi.model import Asi, Encoded
 from asi.pretrained import load_pretrained
 from asi.records import Docid, Retriever
@@ -103,6 +104,7 @@ class Workplace:
         reporter: Reporter,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
+        keep_freed_memory()
         self.dataset = dataset
         self.out = out
         self.minutes = minutes
