@@ -213,9 +213,7 @@ class AsiObjective:
         if weights.contrastive or weights.match:
             overlap = losses.CodeOverlap.of(query_probs, document_probs)
         if weights.contrastive:
-            parts["contrastive"] = weights.contrastive * losses.discrete_contrastive(
-                overlap, negatives, weights.margin
-            )
+            parts["contrastive"] = weights.contrastive * losses.discrete_contrastive(overlap, negatives, weights.margin)
         if weights.reverse:
             term = losses.reverse_cross_entropy(document_logits.log_softmax(-1), rows[:, None] != rows[None, :])
             parts["reverse"] = weights.reverse * term
