@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 
@@ -240,7 +241,8 @@ def test_a_study_is_resumed_and_refuses_other_settings(beir, encoder_folder, tmp
         "train.batch=32",
     ]
     sets = [word for setting in settings for word in ("--set", setting)]
-    command = ("study", "length", beir, "--out", "s", "--judge", "tfidf", *sets)
+    shutil.copytree(beir, tmp_path / "data")
+    command = ("study", "length", "data", "--out", "s", "--judge", "tfidf", *sets)
     first = asi(*command, "--steps", 4, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert "Docid length: 3, 4 runs to go, about" in first.stderr
@@ -259,3 +261,8 @@ def test_a_study_is_resumed_and_refuses_other_settings(beir, encoder_folder, tmp
     other = asi(*command, "--steps", 5, cwd=tmp_path)
     assert other.returncode == 1
     assert "other settings" in other.stderr
+    corpus = tmp_path / "data" / "corpus.jsonl"
+    corpus.write_text(corpus.read_text().replace('"text": "', '"text": "New '))
+    changed = asi(*command, "--steps", 4, cwd=tmp_path)  # a finished run is not measured as if it knew the new texts
+    assert changed.returncode == 1
+    assert "the texts of 'data' have changed" in changed.stderr

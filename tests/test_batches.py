@@ -38,6 +38,8 @@ def test_further_pairs_have_a_share_of_every_batch():
     assert sorted(seen) == list(range(6, 46))
     assert (TrainingPairs(both, 0, 24, len(PAIRS)).at(0).queries >= 6).sum() == 20  # as many as their part of all
     assert (TrainingPairs(both, 0, 8, len(PAIRS), 0.0).at(0).queries < 6).all()
+    few = TrainingPairs(both, 0, 40, len(PAIRS), 0.25)  # no more than a share, also if own pairs do not fill the rest
+    assert [(few.at(0).queries < 6).sum(), (few.at(0).queries >= 6).sum()] == [8, 2]
     assert pairs.negatives(Batch(np.array([6]), np.array([0]), 0)).tolist() == [[False]]
 
 

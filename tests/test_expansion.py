@@ -89,6 +89,11 @@ def test_expand_and_train_with_it(beir, encoder_folder, tmp_path):
     trained = asi("train", beir, "--more", "p.jsonl", "--out", "run", "--steps", 2, *settings, cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
     assert asi("expand", beir, "--out", "x.jsonl", cwd=tmp_path).stderr.startswith("Error: give either --model")
+    zipped = asi("expand", beir, "--train", beir, "--out", "x.jsonl.gz", cwd=tmp_path)
+    assert zipped.stderr.startswith("Error: --out must be a file whose name ends in .jsonl")
+    page = asi("report", "run", beir, "--out", "page", cwd=tmp_path)
+    assert page.returncode == 0, page.stderr
+    assert f"on {len(records)} further pairs" in (tmp_path / "page" / "report.md").read_text()
 
 
 def test_more_pairs_are_trained_on_and_nothing_else(beir, tmp_path):

@@ -73,6 +73,8 @@ class TrainingPairs:
         self.own = own = len(pairs) if own is None else own
         self.batch = min(batch, len(pairs))
         further = int(min(further_share, 1 - own / len(pairs)) * self.batch)
+        if 0 < own < self.batch - further and further_share < 1:  # a share of the batch that there is
+            further = int(own * further_share / (1 - further_share))
         parts = ((in_order(pairs[:own]), self.batch - further, [seed]), (in_order(pairs[own:]), further, [seed, 1]))
         self.parts = [Shuffled(part, seeds, min(size, len(part))) for part, size, seeds in parts]
         self.batch = sum(part.batch for part in self.parts)

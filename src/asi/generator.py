@@ -258,7 +258,9 @@ def train_generator(
     encoder, tokenise = load_pretrained(config.encoder, config.max_length, device)
     used, rows = np.unique(texts.pairs[:, 1], return_inverse=True)
     documents = contents([texts.documents[row] for row in used])
-    features = compute_features(encoder, tokenise(documents), keep_states=True, cache=cache, progress=progress)
+    features = compute_features(
+        encoder, tokenise(documents), keep_states=True, cache=cache or run.cache, progress=progress
+    )
     queries = tokenise(texts.queries)
     decoder = CopyDecoder(
         config, encoder.encoder.shape.width, np.unique(queries.ids).astype(np.int64), pieces_of(encoder)

@@ -57,9 +57,10 @@ class RunState:
     data: str
     steps: int | None = None  # until the speed is measured
     texts: str | None = None  # fingerprint of the training texts, when they have been read
+    more_pairs: int = 0  # that were trained on besides the data set's own
 
     def save(self, folder: RunFolder) -> None:
-        values = {"config": to_dict(self.config), "data": self.data, "steps": self.steps, "texts": self.texts}
+        values = vars(self) | {"config": to_dict(self.config)}
         write_atomically(folder.run, json.dumps(values, indent=1))
 
     @classmethod
@@ -68,7 +69,12 @@ class RunState:
             values = json.loads(folder.run.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"can't resume: {folder.run} can't be read ({error})") from error
-        return cls(from_dict(values["config"]), values["data"], values["steps"], values.get("texts"))
+        return cls(**(values | {"config": from_dict(values["config"])}))
+
+    def check_texts(self, texts: TrainingTexts, path: Path) -> None:
+        """Refuse to go on with, or to measure, a run that was begun on other texts."""
+        if self.texts not in (None, texts.fingerprint()):
+            raise ConfigError(f"the texts of {self.data!r} have changed since {path} was begun; choose another folder")
 
 
 @dataclass(frozen=True)
@@ -141,16 +147,17 @@ def train(
         if resume and state.config != config:
             reporter.message("resuming with the settings that the run began with")
         if is_finished(folder):
+            state.check_texts(training_texts(dataset), path)
             reporter.message(f"{path} is trained already")
             return folder
         reporter.message(to_toml(state.config))
         prepared = prepare(dataset, cache or folder.cache, state.config, chosen, processes, reporter, stopping)
-        texts = prepared.texts.fingerprint()
-        if state.texts not in (None, texts):
-            raise ConfigError(f"the texts of {state.data!r} have changed since {path} was begun; choose another folder")
+        texts = prepared.texts
+        state.check_texts(texts, path)
         steps = state.steps or planned_steps(prepared.trainer, state.config.train, started if all_counts else None)
         if processes.is_main and state.steps is None:
-            RunState(state.config, state.data, steps, texts).save(folder)
+            more_pairs = len(texts.pairs) - texts.own
+            RunState(state.config, state.data, steps, texts.fingerprint(), more_pairs).save(folder)
         reporter.stage("training", steps)
         if processes.is_main:
             trim_log(folder, resumed_step(folder))

@@ -29,7 +29,7 @@ FINAL_LR_SHARE = 0.05  # of the peak, where the cosine ends
 DEFAULT_MINUTES = 10.0  # the length of a run for which none is given
 FEW_PAIRS = 10_000
 REHEARSED_RUN, REHEARSED_PART = 1010, 101  # steps of the run whose speed is measured, and of a part of it
-REHEARSALS = 2  # of each kind of step in each part, if they take no more than
+REHEARSALS = 8  # of each kind of step in each part, if all of them take no more than
 REHEARSED_SHARE = 0.03  # of the minutes
 
 
@@ -279,16 +279,17 @@ class Trainer:
         """
         weights = {name: weight.clone() for name, weight in self.weights().items()}
         optimizer = copy.deepcopy(self.optimizer.state_dict())
-        start = time.perf_counter()
         means: list[float] = []
         once = 0.0
-        for part in rehearsed_parts():
+        parts = rehearsed_parts()
+        for part in parts:
             first = self.timed_step(part[0], REHEARSED_RUN)
+            start = time.perf_counter()
             counts = Counter(map(self.objective.kind_of_step, part))
             times: dict[str, list[float]] = {kind: [] for kind in counts}
             for step in evenly_chosen(part, self.objective.kind_of_step):
                 own = times[self.objective.kind_of_step(step)]
-                if not own or self.processes.agree(time.perf_counter() - start < REHEARSED_SHARE * budget):
+                if not own or self.processes.agree(time.perf_counter() - start < REHEARSED_SHARE * budget / len(parts)):
                     own.append(self.timed_step(step, REHEARSED_RUN))
             each = {kind: sum(own) / len(own) for kind, own in times.items()}
             means.append(sum(counts[kind] * each[kind] for kind in each) / len(part))
@@ -316,16 +317,15 @@ def rehearsed_parts() -> list[range]:
 
 
 def evenly_chosen(part: range, kind_of: Callable[[int], str]) -> list[int]:
-    """REHEARSALS steps of each kind, spread over the part.
+    """Up to REHEARSALS steps of each kind, spread over the part; first one of each kind, then a second one, and so on.
 
-    >>> evenly_chosen(range(100), lambda step: "docids" if step % 8 == 7 else "vectors")
-    [0, 7, 50, 55]
+    >>> evenly_chosen(range(101), lambda step: "docids" if step % 8 == 7 else "vectors")[:6]
+    [0, 7, 12, 15, 25, 31]
     """
-    chosen = []
-    for kind in {kind_of(step): None for step in part}:
-        steps = [step for step in part if kind_of(step) == kind]
-        chosen += [steps[len(steps) * i // REHEARSALS] for i in range(REHEARSALS)]
-    return sorted(chosen)
+    kinds = {kind_of(step): None for step in part}
+    by_kind = [[step for step in part if kind_of(step) == kind] for kind in kinds]
+    spread = ([steps[len(steps) * i // REHEARSALS] for steps in by_kind] for i in range(REHEARSALS))
+    return list(dict.fromkeys(step for round_ in spread for step in round_))
 
 
 def lr_share(step: int, steps: int, warmup: int) -> float:

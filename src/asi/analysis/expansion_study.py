@@ -11,6 +11,7 @@ from asi.datasets import Dataset, WithMorePairs
 from asi.distributed import choose_device
 from asi.evaluation import evaluate_documents
 from asi.expansion import DEFAULT_STEPS, pseudo_queries_file, queries_by_document, with_queries
+from asi.generator import GeneratorConfig
 from asi.metrics import Report
 from asi.records import Document
 from asi.run import check_same_run
@@ -29,6 +30,7 @@ def expansion_section(bench: Bench) -> Section:
     file = pseudo_queries_file(
         dataset, bench.out, DEFAULT_STEPS, QUERIES_PER_DOCUMENT, config.train.seed, choose_device(bench.device),
         bench.reporter, bench.stopping, bench.cache,
+        GeneratorConfig(encoder=config.model.encoder, max_length=config.model.max_length),
     )  # fmt: skip
     expanded = WithMorePairs(dataset, str(file))
     pseudo = queries_by_document(expanded.more)

@@ -1,7 +1,7 @@
 """Everything the paper looks at, for one run on one data set, as a page."""
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from asi.analysis import docids, figures
 from asi.analysis.new_documents import evaluate_groups
@@ -12,6 +12,7 @@ from asi.index import Index
 from asi.judges import Judge, TfidfJudge
 from asi.metrics import Report, Reports, as_json, collapse_warning
 from asi.records import Docid, Document
+from asi.run import RunState
 from asi.ways import evaluate_baselines, evaluate_ways, possible_ways
 
 Stage = Callable[[str], None]
@@ -42,7 +43,7 @@ def build_report(
     if baselines:
         reports |= evaluate_baselines(opened, dataset, splits)
     stage("looking at new documents")
-    sections = [measures_section(reports, judge)]
+    sections = [measures_section(reports, judge, names_of_ways(opened))]
     if "train" in dataset.splits:
         sections.append(new_section(opened, dataset, splits, docid_map, judge))
     stage("looking at docids")
@@ -73,12 +74,19 @@ def docid_cells(report: Report) -> list[Cell]:
 PAPER_COLUMNS = ("R@1", "R@5", "R@10", "Mi-QS", "Ma-QS", "D/Q", "Acc", "D/ID")
 
 
-def measures_section(reports: Reports, judge: Judge) -> Section:
+def names_of_ways(opened: Index) -> dict[str, str]:
+    """What the ways to search are called in the tables of this run."""
+    if opened.loaded.config.search.ranking != "docid":
+        return NAMES
+    return NAMES | {"asi": "constrained beam, by docid alone", "asi-beam": f"{NAMES['asi-beam']}, by docid alone"}
+
+
+def measures_section(reports: Reports, judge: Judge, names: Mapping[str, str]) -> Section:
     docid_rows: list[list[Cell]] = []
     document_rows: list[list[Cell]] = []
     for system, by in reports.items():
         for split, report in by.items():
-            start: list[Cell] = [NAMES.get(system, system), split]
+            start: list[Cell] = [names.get(system, system), split]
             is_repeated = system == "asi-one-pass-docids" and "asi-one-pass" in reports  # its docids are the same
             if report.docid is not None and not is_repeated:
                 invalid = report.invalid or {}
@@ -123,8 +131,16 @@ def measures_section(reports: Reports, judge: Judge) -> Section:
     )
 
 
+def more_pairs_text(count: int) -> str:
+    return (
+        f"The run was trained on {count:,} further pairs (--more), which this table does not know: if they are about "
+        "documents without training queries of their own, those are not as new as they seem here."
+    )
+
+
 def new_section(opened: Index, dataset: Dataset, splits: Sequence[str], docid_map: DocidMap, judge: Judge) -> Section:
     way, settings = next(iter(possible_ways(opened).items()))
+    more_pairs = RunState.load(opened.folder).more_pairs
     groups = evaluate_groups(opened.configured(**settings), dataset, splits, docid_map, judge)
     rows: list[list[Cell]] = []
     for name, group in groups.items():
@@ -138,7 +154,8 @@ def new_section(opened: Index, dataset: Dataset, splits: Sequence[str], docid_ma
         "New documents",
         [
             "Queries grouped by their document. Existing: it has training queries. NewContent: it has none, but shares "
-            f"its docid with one that has. NewSemantic: its docid is new too. Search: {NAMES[way]}."
+            f"its docid with one that has. NewSemantic: its docid is new too. Search: {names_of_ways(opened)[way]}.",
+            *([more_pairs_text(more_pairs)] if more_pairs else []),
         ],
         [
             Table(

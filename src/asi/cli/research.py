@@ -154,16 +154,19 @@ def expand(
 
     if (model is None) == (train_on is None):
         raise AsiError("give either --model, a generator, or --train DATA, pairs to train one on")
+    if out.suffix != ".jsonl" or out.is_dir():
+        raise AsiError(f"--out must be a file whose name ends in .jsonl, got {out}")
     bad = bad_records(skip_bad)
     chosen = choose_device(device)
     with ScreenReporter() as reporter, stop_signals() as stopping:
+        items = list(read_documents(documents, bad))
         folder = out.with_suffix(".generator")
         generator: QueryGenerator
         if train_on is not None:
             generator = train_on_pairs(open_dataset(train_on, bad), folder, steps, seed, chosen, reporter, stopping)
         else:
             generator = find_generator(model or "", chosen)
-        written = write_pairs(generator, list(read_documents(documents, bad)), out, count, seed, reporter, stopping)
+        written = write_pairs(generator, items, out, count, seed, reporter, stopping)
     report_skipped(bad)
     kept = f"; the generator is in {folder}" if train_on is not None else ""
     typer.echo(f"wrote {written} pseudo queries to {out}{kept}; train with: asi train DATA --more {out}")

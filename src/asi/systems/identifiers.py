@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from asi.encoder import TextTokeniser
 from asi.ranking import unit
+from asi.records import Document
 from asi.systems.words import WordCodes
 from asi.systems.workplace import Source, Workplace, require_faiss
 from asi.texts import words
@@ -166,15 +167,26 @@ def as_identifiers(texts: Sequence[str], tokenise: TextTokeniser) -> Identifiers
 
 
 def addresses(workplace: Workplace) -> Identifiers:
-    """A title of more than two words and the first part of the key, else the key's parts from the last to the first
-    (Ultron-URL); the text where there is neither."""
-    texts = []
-    for document in workplace.texts.documents:
-        address = re.findall(r"[^\W\d_]+", document.key)
-        title = re.sub(r"\d", "", document.title)
-        parts = [title, *address[:1]] if len(title.split()) > 2 else address[::-1]
-        texts.append(" ".join(parts) or document.content)
+    """A docid in words for each document (Ultron-URL)."""
+    texts = [address_of(document) for document in workplace.texts.documents]
     return as_identifiers(texts, workplace.tokenise)
+
+
+def address_of(document: Document) -> str:
+    """A title of more than two words and the first part of the key, else the key's parts from the last to the first.
+
+    A key that is no address, but a number or a checksum, says nothing: then the title alone, or the text.
+
+    >>> address_of(Document("git/commit-message", "Some text", "Commit"))
+    'message commit git'
+    >>> address_of(Document("HP:0100785", "Some text", "Insomnia"))
+    'Insomnia'
+    """
+    is_address = re.search(r"[/.]", document.key) is not None
+    address = re.findall(r"[^\W\d_]+", document.key) if is_address else []
+    title = re.sub(r"\d", "", document.title)
+    parts = [title, *address[:1]] if len(title.split()) > 2 or len(address) < 2 else address[::-1]
+    return " ".join(parts).strip() or document.content
 
 
 def descriptions(workplace: Workplace) -> Identifiers:
