@@ -181,6 +181,11 @@ def test_an_open_index_follows_the_store_that_replaces_its_own(run_folder, beir,
         index.delete(["only", "red/house"])
         assert index.search(["red house"]) == [[]]
         assert index.searcher.docids(index.searcher.encode(["red house"]), 10) == [[]]
+        (folder / ".states-killed").mkdir()
+        with Store.open(folder / "store", writable=True), pytest.raises(StoreError, match="wait for it or pass --wait"):
+            rebuild(folder, open_dataset(str(beir)))
+        assert rebuild(folder, open_dataset(str(beir))) == len(index) == 48
+        assert not list(folder.glob(".states*"))
 
 
 def test_no_queries_and_bad_k(index):

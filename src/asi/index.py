@@ -1,6 +1,8 @@
 """The folder of a run as one object: the whole library behind load, add, delete, search, evaluate."""
 
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -17,13 +19,22 @@ from asi.distributed import choose_device
 from asi.errors import AsiError, StoreError
 from asi.evaluation import DocidMap, Run, evaluate_searchers
 from asi.features import compute_features
-from asi.indexing import DOCUMENTS_PER_BATCH, Added, CorpusFeatures, add_documents, assign_texts, build_store
+from asi.indexing import (
+    DOCUMENTS_PER_BATCH,
+    Added,
+    CorpusFeatures,
+    add_documents,
+    assign_texts,
+    build_store,
+    replace_store,
+)
 from asi.metrics import DocidHealth, Report, docid_health
 from asi.records import Docid, Document, Hit
 from asi.search import Searcher
-from asi.store import Store, StoredDocument
+from asi.store import Store, StoredDocument, only_writer
 
 DOCUMENTS_ASKED_AGAIN = 64  # by the doctor: does the model give them the docids that the store has?
+STATES = ".states-"
 
 
 class Index:
@@ -129,18 +140,27 @@ def rebuild(
         texts = training_texts(dataset)
     except TooFewPairs:
         return build_store(folder, loaded, dataset.documents(), added=added, wait=wait)
-    with TemporaryDirectory(prefix=".states-", dir=path) as cache:  # memory may not hold the states of all tokens
+    with only_writer(folder.store, wait), states_folder(path) as cache:
         documents, queries = (
             compute_features(
                 loaded.model,
                 loaded.tokenise(part),
                 keep_states=keep and loaded.model.encoder.is_frozen,
-                cache=Path(cache),
+                cache=cache,
             )
             for part, keep in ((contents(texts.documents), loaded.model.matcher is not None), (texts.queries, False))
         )
         corpus = CorpusFeatures(documents, queries, texts.own_pairs)
-        return build_store(folder, loaded, texts.documents, corpus, added, wait)
+        return replace_store(folder, loaded, texts.documents, corpus, added)
+
+
+@contextmanager
+def states_folder(path: Path) -> Iterator[Path]:
+    """A folder for the states of all tokens, which memory may not hold; what a killed process left of its own goes."""
+    for left_over in path.glob(f"{STATES}*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+    with TemporaryDirectory(prefix=STATES, dir=path) as folder:
+        yield Path(folder)
 
 
 def delete_documents(folder: RunFolder, keys: Sequence[str], *, wait: float = 0) -> None:

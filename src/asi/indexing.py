@@ -117,16 +117,17 @@ def build_store(
     Nobody else can write meanwhile: what was added to the old store would be lost.
     """
     with only_writer(folder.store, wait):
-        return build_beside(folder, loaded, documents, corpus, added)
+        return replace_store(folder, loaded, documents, corpus, added)
 
 
-def build_beside(
+def replace_store(
     folder: RunFolder,
     loaded: LoadedModel,
     documents: Iterable[Document],
-    corpus: CorpusFeatures | None,
-    added: Added | None,
+    corpus: CorpusFeatures | None = None,
+    added: Added | None = None,
 ) -> int:
+    """What `build_store` does, for the only writer."""
     beside = folder_beside(folder.store)
     config = loaded.model.config
     width = row_shape(loaded.model).whole if loaded.config.index.vectors else 0
