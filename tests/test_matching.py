@@ -43,11 +43,26 @@ def test_match_equals_brute_force():
         [sum(max(float(asked @ token) for token in document) for asked in query) for document in documents]
         for query in queries
     ]
-    found = losses.token_match(queries, documents)
+    found = losses.token_match(queries, documents.expand(4, -1, -1, -1))
     assert found.tolist() == pytest.approx(np.array(expected), abs=1e-5)
     stored = (documents * BYTE).round().to(torch.int8).flatten(1).numpy()
     assert match(queries[0], stored, kept=6) == pytest.approx(expected[0], abs=0.05)
     assert match(queries[0], stored[:0], kept=6).shape == (0,)  # a beam that found no docid has no candidates
+
+
+def test_tokens_are_trained_against_the_nearest_negatives():
+    draw = torch.Generator().manual_seed(0)
+    queries, documents = torch.randn(2, 3, 8, generator=draw), torch.randn(5, 6, 8, generator=draw)
+    scores = torch.tensor([[0.9, 0.8, 0.1, 0.7, 0.95], [0.2, 0.3, 0.9, 0.4, 0.1]])
+    negatives = torch.tensor([[False, False, True, True, True], [False, False, False, True, False]])
+    opponents = losses.nearest_negatives(scores, torch.tensor([0, 2]), negatives, 2)
+    assert opponents.rows[0].tolist() == [0, 4, 3]  # its own, then the most similar; 1 is known to answer it too
+    assert opponents.rows[1, :2].tolist() == [2, 3]
+    assert opponents.allowed.tolist() == [[True, True, True], [True, True, False]]
+    matches = losses.token_match(queries, documents.expand(2, -1, -1, -1)) / 0.5
+    expected = -matches[0, [0, 4, 3]].log_softmax(0)[0] - matches[1, [2, 3]].log_softmax(0)[0]
+    found = losses.token_softmax(queries, documents, opponents, temperature=0.5)
+    assert float(found) == pytest.approx(float(expected) / 2, rel=1e-5)
 
 
 def test_a_tiny_corpus_has_fewer_directions_than_the_matcher_has_numbers():

@@ -105,7 +105,8 @@ class TrainConfig:
     start_heads: float = 0.3  # share of the run for the vectors alone; then the heads start as a quantiser of them
     docid_every: int = 4  # steps: between them only the ranking vectors learn, which need more and far cheaper steps
     more_share: float = 0.25  # of a batch at most: pairs of --more, such as pseudo queries
-    token_batch: int = 128  # pairs of each step whose tokens are matched with each other
+    token_batch: int = 128  # pairs of each step whose tokens are matched
+    token_negatives: int = 15  # documents of the batch that they are matched with besides: the most similar ones
     lr: float = 2e-3  # of heads, decoder and token matcher
     adapter_lr: float = 2e-3  # of the adapter on x, which the ranking vectors come from
     adapter_decay: float = 5.0  # weight decay of it, up to 10,000 pairs; less with more (training.decay_of_residual)
@@ -132,6 +133,7 @@ class TrainConfig:
             "chunk",
             "generation_batch",
             "token_batch",
+            "token_negatives",
             "docid_every",
             "checkpoint_every",
             "log_every",

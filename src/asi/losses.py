@@ -94,15 +94,39 @@ def one_pass_match(query_log_probs: Tensor, docids: Tensor, negatives: Tensor) -
     return in_batch_softmax(query_log_probs.flatten(1) @ docids.flatten(1).T, negatives)
 
 
+class Opponents(NamedTuple):
+    """For each of n queries its own document, and then those documents of the batch that it takes for similar."""
+
+    rows: Tensor  # (n, k)
+    allowed: Tensor  # (n, k): false where a query has fewer negatives
+
+
+@torch.no_grad()
+def nearest_negatives(scores: Tensor, own: Tensor, negatives: Tensor, count: int) -> Opponents:
+    """The `count` negatives (n, B) with the highest scores (n, B), behind each query's own document (n,)."""
+    found = scores.masked_fill(~negatives, -torch.inf).topk(min(count, scores.size(1)))
+    rows = torch.cat([own[:, None], found.indices], dim=1)
+    return Opponents(rows, torch.cat([torch.ones_like(own, dtype=torch.bool)[:, None], found.values.isfinite()], dim=1))
+
+
 def token_match(queries: Tensor, documents: Tensor) -> Tensor:
-    """Match (Bq, Bd) of token vectors (B, T, d): each query token's product with the document's nearest, summed."""
-    products = queries.flatten(0, 1) @ documents.flatten(0, 1).T  # (Bq Tq, Bd Td)
-    return products.view(*queries.shape[:2], *documents.shape[:2]).max(3).values.sum(1)
+    """Match (n, k) of each query's tokens (n, T, d) with its documents' (n, k, T, d).
+
+    Each query token's product with the document's nearest, summed.
+    """
+    products = queries @ documents.flatten(1, 2).mT  # (n, Tq, k Td)
+    return products.unflatten(2, documents.shape[1:3]).max(3).values.sum(1)
 
 
-def token_softmax(queries: Tensor, documents: Tensor, negatives: Tensor, temperature: float) -> Tensor:
-    """InfoNCE on the matches of tokens that rank the candidates."""
-    return in_batch_softmax(token_match(queries, documents) / temperature, negatives)
+def token_softmax(queries: Tensor, documents: Tensor, opponents: Opponents, temperature: float) -> Tensor:
+    """Cross-entropy of each query's own document, by the match of tokens, against those that vectors take for similar.
+
+    Among such documents tokens have to choose in search. Query tokens (n, T, d), document tokens (B, T, d).
+    """
+    rows, allowed = opponents
+    chosen = documents.index_select(0, rows.flatten()).unflatten(0, rows.shape)  # (n, k, T, d)
+    scores = (token_match(queries, chosen) / temperature).masked_fill(~allowed, EXCLUDED)
+    return F.cross_entropy(scores, torch.zeros(len(rows), dtype=torch.long, device=rows.device))
 
 
 def code_balance(documents: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class Representations(NamedTuple):
     document_logits: Tensor  # (B, m, V)
     query_vectors: Tensor  # (B, D)
     document_vectors: Tensor  # (B, D)
-    query_tokens: Tensor  # (B, T, d); 0 for pairs whose tokens are not matched in this step
+    query_tokens: Tensor  # (B, T, d); 0 for queries whose tokens are not matched in this step
     document_tokens: Tensor  # (B, T, d)
 
 
@@ -165,16 +165,15 @@ class AsiObjective:
     def token_vectors(
         self, matcher: TokenMatcher, query: Encoded, document: Encoded, batch: Batch
     ) -> tuple[Tensor, Tensor]:
-        """Token vectors of the pairs whose turn it is, the same ones however the batch is cut."""
+        """Token vectors of all documents, and of the queries whose turn it is: the same ones however a batch is cut."""
         turn = (batch.first + np.arange(len(batch.queries))) % self.token_stride == 0
         rows = torch.from_numpy(turn).to(query.x.device)
         queries = query_tokens(
             matcher, self.model, self.queries, batch.queries[turn], some(query, rows), TRAINED_TOKENS
         )
-        documents = document_tokens(matcher, self.model, self.documents, batch.documents[turn], some(document, rows))
-        place = rows.nonzero().squeeze(1)
-        whole = queries.new_zeros(len(turn), *queries.shape[1:]), documents.new_zeros(len(turn), *documents.shape[1:])
-        return whole[0].index_copy(0, place, queries), whole[1].index_copy(0, place, documents)
+        whole = queries.new_zeros(len(turn), *queries.shape[1:])
+        documents = document_tokens(matcher, self.model, self.documents, batch.documents, document)
+        return whole.index_copy(0, rows.nonzero().squeeze(1), queries), documents
 
     @property
     def token_stride(self) -> int:
@@ -218,9 +217,11 @@ class AsiObjective:
             term = losses.reverse_cross_entropy(document_logits.log_softmax(-1), rows[:, None] != rows[None, :])
             parts["reverse"] = weights.reverse * term
         if weights.tokens and self.model.matcher is not None:
-            turn = slice(None, None, self.token_stride)
-            matched = query_tokens[turn], document_tokens[turn], negatives[turn, turn]
-            parts["tokens"] = weights.tokens * losses.token_softmax(*matched, weights.vector_temperature)
+            turn = torch.arange(0, len(query_tokens), self.token_stride, device=query_tokens.device)
+            similar = query_vectors[turn].detach() @ nn.functional.normalize(document_vectors.detach(), dim=-1).T
+            opponents = losses.nearest_negatives(similar, turn, negatives[turn], self.config.train.token_negatives)
+            term = losses.token_softmax(query_tokens[turn], document_tokens, opponents, weights.vector_temperature)
+            parts["tokens"] = weights.tokens * term
         if weights.match:
             parts["match"] = weights.match * losses.expected_match(overlap, negatives)
         if weights.one_pass:
