@@ -56,6 +56,20 @@ def test_equals_the_reference_implementation(kind, frozen, tmp_path):
     assert torch.allclose(got[mask], expected[mask], atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["bert", "electra", "t5-gated"])
+def test_rounded_products_change_little_and_depend_on_the_text_alone(kind, tmp_path):
+    reference(kind).save_pretrained(tmp_path)
+    exact, rounded = load_encoder(tmp_path, 2), load_encoder(tmp_path, 2, "bfloat16")
+    ids, mask = torch.randint(3, 50, (16, 8)), torch.ones(16, 8, dtype=torch.bool)
+    with torch.inference_mode():
+        expected, got = exact(ids, mask), rounded(ids, mask)
+        alone = torch.cat([rounded(ids[i : i + 1], mask[i : i + 1]) for i in range(16)])
+    assert got.dtype == torch.float32
+    assert not torch.equal(got, expected)
+    assert torch.nn.functional.cosine_similarity(got, expected, dim=-1).min() > 0.995
+    assert torch.equal(alone, got)
+
+
 def test_frozen_layers_have_no_gradient(encoder_folder):
     encoder = load_encoder(encoder_folder, 1)
     trained = {name.split(".")[0] + name.split(".")[1] for name, p in encoder.named_parameters() if p.requires_grad}

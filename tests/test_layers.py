@@ -10,7 +10,7 @@ import asi
 SOURCE = Path(asi.__file__).parent
 
 LAYERS = [
-    "records errors arrays folders memory texts",
+    "records errors arrays folders memory precision texts",
     "config metrics significance losses quantiser t5 beam rows trec database snapshot",
     "encoder corpora store",
     "model datasets",

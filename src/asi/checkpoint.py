@@ -201,7 +201,7 @@ def load_model(folder: Path, device: torch.device) -> LoadedModel:
     manifest = read_manifest(folder)
     config = from_dict(manifest["config"])
     with torch.device("meta"):  # nothing is initialised that the file overwrites
-        encoder = Encoder(EncoderShape(**manifest["encoder"]), config.model.frozen_layers)
+        encoder = Encoder(EncoderShape(**manifest["encoder"]), config.model.frozen_layers, config.model.precision)
         model = Asi(encoder, config.model)
     model.load_state_dict(load_file(folder / "weights.safetensors", device=str(device)), assign=True)
     tokenise = load_tokeniser_file(folder / "tokenizer.json", config.model.max_length, manifest["pad"])

@@ -15,6 +15,7 @@ from asi.errors import ConfigError
 
 POOLINGS = ("mean", "cls")
 SEARCH_MODES = ("beam", "constrained", "one-pass")
+PRECISIONS = ("auto", "float32", "bfloat16")
 DOCIDS = ("learned", "random")
 RANKINGS = ("docid", "vector", "sum")
 
@@ -30,6 +31,7 @@ class ModelConfig:
     pooling: str = "mean"  # x is the mean of the token states, or the state of [CLS]
     max_length: int = 64  # tokens of a query or a document; the rest is cut off
     frozen_layers: int = 6  # lower encoder layers that are never trained; their output is computed once and reused
+    precision: str = "auto"  # of the frozen layers' products: bfloat16 where the hardware has it, else float32
     adapter: int = 1024  # hidden width of the residual layer on x; 0 for none
     docids: str = "learned"  # by the heads; "random" is the control: docids that depend on the text but mean nothing
     m: int = 2  # docid length
@@ -47,6 +49,10 @@ class ModelConfig:
     def __post_init__(self) -> None:
         require(self.pooling in POOLINGS, f"model.pooling must be one of {', '.join(POOLINGS)}, got {self.pooling!r}")
         require(self.docids in DOCIDS, f"model.docids must be one of {', '.join(DOCIDS)}, got {self.docids!r}")
+        require(
+            self.precision in PRECISIONS,
+            f"model.precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}",
+        )
         require(self.max_length >= 8, f"model.max_length must be at least 8, got {self.max_length}")
         require(self.frozen_layers >= 0, f"model.frozen_layers must not be negative, got {self.frozen_layers}")
         require(self.adapter >= 0, f"model.adapter must not be negative, got {self.adapter}")

@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from asi.errors import CheckpointError, ConfigError
+from asi.precision import products
 from asi.t5 import RelativeBias, T5Layer
 
 LENGTH_STEP = 4  # a text is padded to the next multiple of this, whatever it is batched with
@@ -184,11 +185,15 @@ def layer_of(shape: EncoderShape) -> nn.Module:
 
 
 class Encoder(nn.Module):
-    """Token ids (B, T) and their mask to token states (B, T, D), in two halves: the frozen layers and the rest."""
+    """Token ids (B, T) and their mask to token states (B, T, D), in two halves: the frozen layers and the rest.
 
-    def __init__(self, shape: EncoderShape, frozen_layers: int = 0) -> None:
+    `precision` is that of the frozen layers' products; see `asi.precision`.
+    """
+
+    def __init__(self, shape: EncoderShape, frozen_layers: int = 0, precision: str = "float32") -> None:
         super().__init__()
         self.shape = shape
+        self.precision = precision
         self.frozen_layers = min(frozen_layers, shape.layers)
         is_t5 = shape.buckets > 0
         self.words = nn.Embedding(shape.vocabulary, shape.embedding_width)
@@ -229,8 +234,9 @@ class Encoder(nn.Module):
     def lower(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Through the embeddings and the frozen layers."""
         states, attention = self.embed(ids), self.attention(mask)
-        for layer in self.layers[: self.frozen_layers]:
-            states = layer(states, attention)
+        with products(self.precision, states.device):
+            for layer in self.layers[: self.frozen_layers]:
+                states = layer(states, attention)
         return self.finished(states) if self.is_frozen else states
 
     def upper(self, states: Tensor, mask: Tensor) -> Tensor:
@@ -362,7 +368,7 @@ def hub_folder(name: str) -> Path:
         ) from error
 
 
-def load_encoder(folder: Path, frozen_layers: int) -> Encoder:
+def load_encoder(folder: Path, frozen_layers: int, precision: str = "float32") -> Encoder:
     """An encoder with pretrained weights from a Hugging Face folder."""
     settings = read_json(folder / "config.json")
     kind = settings.get("model_type")
@@ -374,7 +380,7 @@ def load_encoder(folder: Path, frozen_layers: int) -> Encoder:
         activation, supported = settings.get("feed_forward_proj", "relu"), ["relu", "gated-gelu"]
     if activation not in supported:
         raise ConfigError(f"{folder} uses the activation {activation!r}; supported is {' and '.join(supported)}")
-    encoder = Encoder(shape_of(settings, FAMILIES[kind]), frozen_layers)
+    encoder = Encoder(shape_of(settings, FAMILIES[kind]), frozen_layers, precision)
     weights_file = folder / "model.safetensors"
     if not weights_file.is_file():
         raise ConfigError(f"{folder} has no model.safetensors; convert its weights to safetensors first")

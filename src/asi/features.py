@@ -136,8 +136,8 @@ def on_device(model: Asi, array: NDArray[np.floating[Any]]) -> Tensor:
 
 
 def cache_key(model: Asi, tokens: TokenisedTexts, pooled: bool, states: bool) -> str:
-    """Changes with the frozen weights, the pooling, the texts and with what is kept of them."""
-    digest = hashlib.sha256(f"{model.config.pooling} {pooled} {states}".encode())
+    """Changes with the frozen weights, how they are computed with, the pooling, the texts and what is kept of them."""
+    digest = hashlib.sha256(f"{model.config.pooling} {model.encoder.precision} {pooled} {states}".encode())
     for name, weight in model.encoder.state_dict().items():
         if not name.startswith("layers.") or int(name.split(".")[1]) < model.encoder.frozen_layers:
             digest.update(weight.cpu().numpy().tobytes())

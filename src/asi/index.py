@@ -181,17 +181,21 @@ def examine(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def check_store(folder: RunFolder) -> list[str]:
-    """The store's own consistency, and that this model made it: a sample of its documents gets the same docids."""
+    """The store's own consistency, and that this model made it: a sample of its documents gets the same docids.
+
+    Hardware that computes at another precision may have given them, so either precision may be right.
+    """
     loaded = load_model(folder.model, choose_device(None))
     with Store.open(folder.store, fingerprint=loaded.fingerprint) as store:
         found = store.check()
         sample = list(islice(store.stored_documents(), DOCUMENTS_ASKED_AGAIN))
-        docids = assign_texts(loaded.model, loaded.tokenise([item.document.content for item in sample])).docids
-        other = [
-            item.document.key for item, docid in zip(sample, docids.tolist(), strict=True) if item.docid != tuple(docid)
-        ]
+        tokens = loaded.tokenise([item.document.content for item in sample])
+        other = {item.document.key for item in sample}
+        for loaded.model.encoder.precision in ("float32", "bfloat16"):
+            docids = map(tuple, assign_texts(loaded.model, tokens).docids.tolist())
+            other -= {item.document.key for item, docid in zip(sample, docids, strict=True) if item.docid == docid}
         if other:
-            found.append(f"the model gives {len(other)} of {len(sample)} documents another docid, e.g. {other[0]!r}")
+            found.append(f"the model gives {len(other)} of {len(sample)} documents another docid, e.g. {min(other)!r}")
         return found
 
 

@@ -27,8 +27,8 @@ def load_pretrained(
 ) -> tuple[Asi, TextTokeniser]:
     source = find_encoder(encoder)
     config = ModelConfig(encoder=encoder, max_length=max_length, pooling=pooling, token_width=0)
-    model = Asi(load_encoder(source, frozen_layers=ALL_LAYERS), config).to(device).eval().requires_grad_(False)
-    return model, load_tokeniser(source, max_length)
+    model = Asi(load_encoder(source, ALL_LAYERS, config.precision), config)
+    return model.to(device).eval().requires_grad_(False), load_tokeniser(source, max_length)
 
 
 def pretrained_embedding(encoder: str, max_length: int, device: torch.device, pooling: str = "mean") -> Embed:

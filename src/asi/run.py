@@ -192,7 +192,7 @@ def prepare(
     texts = training_texts(dataset)
     source = find_encoder(config.model.encoder)
     torch.manual_seed(config.train.seed)
-    model = Asi(load_encoder(source, config.model.frozen_layers), config.model).to(device)
+    model = Asi(load_encoder(source, config.model.frozen_layers, config.model.precision), config.model).to(device)
     tokenise = load_tokeniser(source, config.model.max_length)
     features = {}
     for name, items, keep in (
