@@ -8,9 +8,12 @@ import torch
 
 from asi.batches import training_texts
 from asi.datasets import WithMorePairs, open_dataset
-from asi.errors import DataError
+from asi.errors import DataError, Interrupted
+from asi.expansion import DOCUMENTS_PER_BATCH, write_pairs
 from asi.generator import LONGEST_QUERY, CopyDecoder, GeneratorConfig, sample_queries
 from asi.holdout import HeldOut
+from asi.records import Document
+from asi.run import Silence
 
 
 def asi(*arguments, cwd):
@@ -110,6 +113,46 @@ def test_more_pairs_are_trained_on_and_nothing_else(beir, tmp_path):
     (tmp_path / "bad.jsonl").write_text(json.dumps({"query": "a", "key": "pink/house", "document": "x"}) + "\n")
     with pytest.raises(DataError, match="pink/house"):
         WithMorePairs(plain, str(tmp_path / "bad.jsonl")).further()
+
+
+class Scribe:
+    """A generator that remembers what it was asked for."""
+
+    name = "scribe"
+
+    def __init__(self, weight):
+        self.decoder = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.constant_(self.decoder.weight, weight)
+        self.asked = []
+
+    def generate(self, texts, count, seed):
+        self.asked.append(texts[0])
+        return [[f"{text} {seed} {i}" for i in range(count)] for text in texts]
+
+
+def test_writing_queries_goes_on_where_it_was_stopped(tmp_path):
+    documents = [Document(f"k{i}", f"text {i}", "") for i in range(2 * DOCUMENTS_PER_BATCH + 1)]
+    whole, out, draft = tmp_path / "whole.jsonl", tmp_path / "out.jsonl", tmp_path / ".out.jsonl.draft"
+    write_pairs(Scribe(1), documents, whole, 2, 0, Silence())
+
+    def write(scribe, seed=0, batches=3):
+        """Stopped after so many batches; returns which ones were asked for."""
+        stops = iter([False] * (batches - 1) + [True])
+        if batches < 3:
+            with pytest.raises(Interrupted):
+                write_pairs(scribe, documents, out, 2, seed, Silence(), lambda: next(stops))
+        else:
+            write_pairs(scribe, documents, out, 2, seed, Silence())
+        return [int(text.split()[1]) // DOCUMENTS_PER_BATCH for text in scribe.asked]
+
+    assert write(Scribe(1), batches=1) == [0]
+    assert write(Scribe(1), seed=9, batches=1) == [0]  # another seed: other queries
+    assert write(Scribe(2), seed=9, batches=1) == [0]  # another generator
+    assert write(Scribe(1), batches=2) == [0, 1]
+    draft.write_bytes(draft.read_bytes()[:-5])  # killed while it wrote the second batch
+    assert write(Scribe(1)) == [1, 2]
+    assert out.read_text() == whole.read_text()
+    assert not draft.exists()
 
 
 def test_a_seq2seq_folder_writes_queries(encoder_folder, beir, tmp_path):

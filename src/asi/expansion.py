@@ -3,6 +3,7 @@
 Any Hugging Face seq2seq model will do. Where none is at hand, a small one of our own is trained (see `generator`).
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
 from asi.batches import contents, training_texts
 from asi.checkpoint import read_manifest
@@ -30,6 +32,10 @@ class QueryGenerator(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def decoder(self) -> nn.Module:
+        """What was trained to write."""
+
     def generate(self, texts: Sequence[str], count: int, seed: int) -> list[list[str]]:
         """`count` sampled queries for each text."""
 
@@ -47,7 +53,7 @@ class Seq2SeqGenerator:
         self.name = Path(folder).name
         try:
             self.tokeniser = AutoTokenizer.from_pretrained(folder)
-            self.model = AutoModelForSeq2SeqLM.from_pretrained(folder).to(device).eval()
+            self.decoder = AutoModelForSeq2SeqLM.from_pretrained(folder).to(device).eval()
         except (OSError, ValueError) as error:
             raise ConfigError(f"{folder!r} is no seq2seq model: {str(error).splitlines()[0]}") from error
 
@@ -58,8 +64,8 @@ class Seq2SeqGenerator:
             part = list(texts[start : start + 16])
             tokens = self.tokeniser(part, padding=True, truncation=True, max_length=512, return_tensors="pt")
             with torch.inference_mode():
-                output = self.model.generate(
-                    **tokens.to(self.model.device), max_new_tokens=64, do_sample=True, top_k=10,
+                output = self.decoder.generate(
+                    **tokens.to(self.decoder.device), max_new_tokens=64, do_sample=True, top_k=10,
                     num_return_sequences=count,
                 )  # fmt: skip
             written = self.tokeniser.batch_decode(output, skip_special_tokens=True)
@@ -75,14 +81,52 @@ def find_generator(name: str, device: torch.device) -> QueryGenerator:
     return Seq2SeqGenerator(name, str(device))
 
 
+class Draft:
+    """The pseudo queries of a pairs file that is not finished: a line for each batch of documents, in their order.
+
+    What a draft with the same origin has already is not made again.
+    """
+
+    def __init__(self, pairs: Path, origin: str) -> None:
+        self.path = pairs.with_name(f".{pairs.name}.draft")
+        self.batches: list[list[list[str]]] = []
+        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.is_file() else []
+        whole = [line for line in lines if line.endswith(b"\n")]  # a process may have died in the middle of the last
+        if whole and json.loads(whole[0]) == origin:
+            self.batches = [json.loads(line) for line in whole[1:]]
+        else:
+            whole = [json.dumps(origin).encode() + b"\n"]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_bytes(b"".join(whole))
+
+    def append(self, batch: list[list[str]]) -> None:
+        self.batches.append(batch)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(batch) + "\n")
+
+
+def origin_of_queries(generator: QueryGenerator, documents: Sequence[Document], count: int, seed: int) -> str:
+    """Changes with anything that decides the pseudo queries."""
+    digest = hashlib.sha256(json.dumps([count, seed, contents(documents)]).encode())
+    for weight in generator.decoder.state_dict().values():
+        digest.update(weight.detach().cpu().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
 def expand(
-    generator: QueryGenerator, documents: Sequence[Document], count: int, seed: int, progress: Progress | None = None
+    generator: QueryGenerator,
+    documents: Sequence[Document],
+    draft: Draft,
+    count: int,
+    seed: int,
+    progress: Progress | None = None,
 ) -> Iterator[tuple[str, Document]]:
     """Pseudo queries with their documents; equal ones of a document only once, empty ones not at all."""
-    for start in range(0, len(documents), DOCUMENTS_PER_BATCH):
+    for number, start in enumerate(range(0, len(documents), DOCUMENTS_PER_BATCH)):
         part = documents[start : start + DOCUMENTS_PER_BATCH]
-        written = generator.generate(contents(part), count, seed + start)
-        for document, queries in zip(part, written, strict=True):
+        if number == len(draft.batches):
+            draft.append(generator.generate(contents(part), count, seed + start))
+        for document, queries in zip(part, draft.batches[number], strict=True):
             for query in dict.fromkeys(filter(None, map(str.strip, queries))):
                 yield query, document
         if progress is not None:
@@ -98,22 +142,26 @@ def write_pairs(
     reporter: Reporter,
     stopping: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Write pseudo queries as a pairs file, beside and renamed; a document's text stands in its first pair only."""
+    """Write pseudo queries as a pairs file; a document's text stands in its first pair only.
+
+    Stopped, it leaves a draft, and goes on from there.
+    """
 
     def advance(done: int, _: int) -> None:
         reporter.advance(done)
         if stopping():
-            raise Interrupted(f"{out} was not written; run the same command again")
+            raise Interrupted(f"{out} is not finished; run the same command again to go on")
 
-    out.parent.mkdir(parents=True, exist_ok=True)
+    draft = Draft(out, origin_of_queries(generator, documents, count, seed))
     reporter.stage(f"writing queries with {generator.name}", len(documents))
     lines, seen = [], set()
-    for query, document in expand(generator, documents, count, seed, advance):
+    for query, document in expand(generator, documents, draft, count, seed, advance):
         is_first = document.key not in seen
         seen.add(document.key)
         record = {"query": query, "key": document.key, "document": document.text if is_first else ""}
         lines.append(json.dumps(record | ({"title": document.title} if is_first else {}), ensure_ascii=False) + "\n")
     write_atomically(out, "".join(lines))
+    draft.path.unlink()
     return len(lines)
 
 
