@@ -20,12 +20,13 @@ from bi_encoder import DENSE
 
 from asi.config import Config, preset, with_overrides
 from asi.datasets import Dataset, measured_splits, open_dataset
-from asi.evaluation import evaluate_documents
+from asi.evaluation import Run, evaluate_documents
 from asi.features import compute_features
 from asi.index import Index
 from asi.indexing import assign
-from asi.metrics import Report
+from asi.metrics import Report, reciprocal_ranks
 from asi.run import check_same_run, train
+from asi.significance import randomisation_test
 from asi.systems.exact import ExactRetriever
 from asi.systems.lexical import LexicalRetriever
 from asi.ways import WAYS, evaluate_ways
@@ -35,7 +36,7 @@ WITH_THE_FIRST_SEED = ("asi", "dense", "docids", "bm25")
 Results = dict[str, dict[str, Report]]  # system -> split -> report
 
 
-def dense_reports(folder: Path, dataset: Dataset, splits: list[str]) -> dict[str, Report]:
+def evaluate_dense(folder: Path, dataset: Dataset, splits: list[str]) -> tuple[dict[str, Report], Run]:
     with Index.load(folder) as index:
         model, tokenise = index.loaded.model, index.loaded.tokenise
         documents = list(dataset.documents())
@@ -45,10 +46,17 @@ def dense_reports(folder: Path, dataset: Dataset, splits: list[str]) -> dict[str
 
         vectors = embed([document.content for document in documents])
         retriever = ExactRetriever([document.key for document in documents], vectors, embed)
-        return {split: evaluate_documents(retriever, *dataset.judged(split))[0] for split in splits}
+        reports, answers = {}, {}
+        for split in splits:
+            reports[split], found = evaluate_documents(retriever, *dataset.judged(split))
+            answers |= found
+        return reports, answers
 
 
-def results_of(data: str, out: Path, minutes: float, seed: int, names: Sequence[str]) -> Results:
+def results_of(
+    data: str, out: Path, minutes: float, seed: int, names: Sequence[str]
+) -> tuple[Results, dict[str, float]]:
+    """The measures, and for every split how likely so large a difference of MRR@10 from the bi-encoder is by chance."""
     dataset = open_dataset(data)
     splits = measured_splits(dataset)
     if not splits:
@@ -60,6 +68,7 @@ def results_of(data: str, out: Path, minutes: float, seed: int, names: Sequence[
         "docids": with_overrides(preset("docids"), [f"train.minutes={minutes}", f"train.seed={seed}"]),
     }
     results: Results = {}
+    answers: dict[str, Run] = {}
     for name in names:
         folder = out / Path(data).name / f"{name}-{minutes:g}-{seed}"
         if name == "bm25":
@@ -69,15 +78,25 @@ def results_of(data: str, out: Path, minutes: float, seed: int, names: Sequence[
         check_same_run(folder, systems[name], dataset.name)
         train(dataset, folder, systems[name], resume=True)
         if name == "dense":
-            results["dense"] = dense_reports(folder, dataset, splits)
+            results["dense"], answers["dense"] = evaluate_dense(folder, dataset, splits)
             continue
         with Index.load(folder) as index:
-            results |= evaluate_ways(index, dataset, splits, WAYS if name == "asi" else {name: {}})[0]
-    return results
+            reports, found = evaluate_ways(index, dataset, splits, WAYS if name == "asi" else {name: {}})
+            results |= reports
+            answers |= found
+    chances = {}
+    for split in splits if "dense" in answers else ():
+        judgements = dataset.judged(split)[1]
+        ours, theirs = (reciprocal_ranks(answers[name], judgements) for name in ("asi", "dense"))
+        chances[split] = randomisation_test(*(np.array([ranks[key] for key in ours]) for ranks in (ours, theirs)))
+    return results, chances
 
 
-def goals(found: list[Results]) -> list[str]:
-    """One line for every goal: what was asked, what was measured, as means over the seeds that a system has."""
+def goals(found: list[Results], chances: dict[str, float]) -> list[str]:
+    """One line for every goal: what was asked, what was measured, as means over the seeds that a system has.
+
+    p is of the first seed.
+    """
 
     def mean(system: str, split: str, value: Callable[[Report], float | None]) -> float:
         return float(np.mean([value(results[system][split]) or 0.0 for results in found if system in results]))
@@ -89,7 +108,8 @@ def goals(found: list[Results]) -> list[str]:
     for split in found[0]["dense"]:
         for name in ("R@10", "MRR@10"):
             ours, theirs = document("asi", split, name), document("dense", split, name)
-            lines.append(f"{split}: {name} above dense: {verdict(ours > theirs)} ({ours:.3f}, {theirs:.3f})")
+            p = f", p = {chances[split]:.3f}" if name == "MRR@10" else ""
+            lines.append(f"{split}: {name} above dense: {verdict(ours > theirs)} ({ours:.3f}, {theirs:.3f}{p})")
         for name in ("docids", "asi-one-pass-docids"):
             ratio = document(name, split, "MRR@10") / document("dense", split, "MRR@10")
             lines.append(f"{split}: {name}, MRR@10 85% of dense: {verdict(ratio >= 0.85)} ({ratio:.0%})")
@@ -142,16 +162,16 @@ def main() -> None:
     table = ["| data | seed | system | split | docid R@10 | R@1 | R@10 | MRR@10 |", "| --- " * 8 + "|"]
     kept, notes = {}, []
     for data in arguments.data:
-        found = [
-            results_of(data, arguments.out, arguments.minutes, seed, WITH_THE_FIRST_SEED if seed == 0 else ("asi",))
-            for seed in range(arguments.seeds)
-        ]
+        out, minutes = arguments.out, arguments.minutes
+        first, chances = results_of(data, out, minutes, 0, WITH_THE_FIRST_SEED)
+        others = [results_of(data, out, minutes, seed, ("asi",))[0] for seed in range(1, arguments.seeds)]
+        found = [first, *others]
         for seed, results in enumerate(found):
             table += rows_of(data, seed, results)
             kept[f"{Path(data).name} {seed}"] = {
                 system: {split: report.to_dict() for split, report in by.items()} for system, by in results.items()
             }
-        notes += [f"{Path(data).name}: {line}" for line in goals(found)]
+        notes += [f"{Path(data).name}: {line}" for line in goals(found, chances)]
         (arguments.out / "results.json").write_text(json.dumps(kept, indent=1))
         print("\n".join([*table, "", *notes]), flush=True)
 
