@@ -46,7 +46,7 @@ def test_documents_that_docids_open():
 
 def test_quality_is_a_mean_over_pairs_and_over_queries():
     vectors = {"q": [1, 0], "r": [0, 1], "a": [1, 0], "b": [3, 4], "c": [0, 2]}
-    judge = EmbeddingJudge("toy", lambda texts: np.array([vectors[text] for text in texts], dtype=np.float32))
+    judge = EmbeddingJudge("toy", lambda texts: np.array([vectors[text] for text in texts], dtype=np.float32), "toy")
     pairs = np.array([[0, 0], [0, 1], [0, 2], [1, 1]])  # cosines 1, .6, 0 and .8; query 2 found nothing
     quality = quality_score(judge, ["q", "r", "q"], ["a", "b", "c"], [pairs[:3], pairs[3:]])
     assert quality.micro == pytest.approx((1 + 0.6 + 0 + 0.8) / 4)
@@ -62,7 +62,7 @@ def test_sampling_keeps_whole_queries_that_are_small_enough():
 
 
 def test_sampling_does_not_change_how_much_a_query_weighs():
-    judge = EmbeddingJudge("toy", lambda texts: np.array([[len(text), 1] for text in texts], dtype=np.float32))
+    judge = EmbeddingJudge("toy", lambda texts: np.array([[len(text), 1] for text in texts], dtype=np.float32), "toy")
     judge.documents_per_query = 5
     pairs = np.array([[0, 0]] * 40 + [[1, 1]])  # all alike, so that the sample can't matter
     quality = quality_score(judge, ["", "aaaa"], ["", "aaaa"], [pairs])

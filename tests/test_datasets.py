@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from asi import rows
 from asi.corpora import BUILTIN
-from asi.datasets import FORMATS, READERS, BadRecords, open_dataset, read_documents, read_trec_qrels
+from asi.datasets import (
+    FORMATS,
+    READERS,
+    BadRecords,
+    measured_splits,
+    open_dataset,
+    read_documents,
+    read_trec_qrels,
+)
 from asi.errors import DataError
 from asi.records import Document, Qrel, Query
 
@@ -305,3 +313,21 @@ def test_formats_have_one_row_each_and_import_nothing_heavy():
     assert len({known.open for known in FORMATS}) == len(FORMATS)
     check = "import sys, asi.datasets; sys.exit(bool({'torch', 'pyarrow', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", check]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("splits", "measured"),
+    [
+        ({"train": "a", "test": "b", "test_new": "c", "test_all": "bc"}, ["test", "test_new"]),
+        ({"train": "a", "test": "bc", "test_old": "b", "test_new": "c"}, ["test", "test_old", "test_new"]),
+        ({"train": "a", "dev": "b"}, []),
+    ],
+)
+def test_splits_that_put_others_together_are_not_measured_but_for_test(splits, measured):
+    class Data:
+        def judged(self, split):
+            return [], [Qrel(query, "d", 1) for query in splits[split]]
+
+    data = Data()
+    data.splits = list(splits)
+    assert measured_splits(data) == measured

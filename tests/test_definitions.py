@@ -16,15 +16,16 @@ from asi.checkpoint import save_folder
 from asi.config import Config, preset, with_overrides
 from asi.datasets import open_dataset
 from asi.encoder import TokenisedTexts
-from asi.features import Features
+from asi.features import Features, encode
 from asi.model import Decoder, Encoded
 from asi.run import Silence
 from asi.systems.decoders import Shape, begin_as_dense
 from asi.systems.dense import BiEncoder, DenseObjective, Vectors, pooled_by
-from asi.systems.genret import POSITIONS, GenRetDecoder, numbers_within, part_at
+from asi.systems.genret import POSITIONS, GenRetDecoder, GenRetObjective, numbers_within, part_at
 from asi.systems.identifiers import END
 from asi.systems.learned import BucketRetriever
 from asi.systems.ngrams import Ngrams, document_scores, weight_of
+from asi.systems.sequences import sequence_loss
 from asi.systems.table import BY_NAME, ROWS
 from asi.systems.workplace import Workplace
 
@@ -195,6 +196,26 @@ def simcse_docid(workplace, build):
 # Docids that are made before ------------------------------------------------------------------------------------------
 
 
+def only_existing_docids(workplace, build, documents):
+    """The system as it is built, untrained: it writes the docids of these documents and no others, by likelihood."""
+    workplace.train = lambda name, objective: 0.0
+    retriever = build(workplace).retriever
+    rows, scores = retriever.generate(["red house"], 10)
+    written = np.isfinite(scores[0])
+    assert (rows[0][written] >= 0).all()
+    assert sorted(rows[0][written].tolist()) == list(range(retriever.count))
+    [hits] = retriever.search(["red house"], 10)
+    assert {hit.key for hit in hits} == {DOCUMENTS[i]["_id"] for i in documents}
+    decoder, made = retriever.decoder, retriever.identifiers
+    tokens = workplace.tokenise(["red house"])
+    prior = made.words.prior(tokens, np.arange(1), decoder) if made.words else None
+    for row, score in zip(rows[0][written], scores[0][written], strict=True):
+        codes = torch.from_numpy(np.unique(made.codes, axis=0)[row][None])
+        with torch.no_grad():
+            likelihood = decoder(workplace.encode(tokens), codes, prior)
+        assert float(-sequence_loss(likelihood, codes, ends=made.ends)) == pytest.approx(score, abs=1e-3)
+
+
 def sources_of(name):
     return [stage.sources for stage in settings_of(name).stages]
 
@@ -209,6 +230,7 @@ def is_atomic(workplace, name):
 def dsi_atomic(workplace, build):
     is_atomic(workplace, "dsi-atomic")
     assert sources_of("dsi-atomic") == [("documents", "queries")]
+    only_existing_docids(workplace, build, [0, 1, 2])
 
 
 def dsi_semantic(workplace, build):
@@ -232,8 +254,9 @@ def nci(workplace, build):
     """Clusters of 30, leaves of 30, codes that differ by position, a prefix-aware decoder, only docids that exist."""
     settings = settings_of("nci")
     assert settings.identifiers.keywords == {"k": 30, "leaf": 30, "shared": False}
+    assert settings.identifiers(workplace).codes.tolist() == [[1], [2], [3], [4]]
     assert settings.prefix_aware
-    assert settings.constrained
+    only_existing_docids(workplace, build, range(4))
     assert sources_of("nci") == [("documents", "spans", "pseudo", "queries")]
 
 
@@ -254,16 +277,16 @@ def dynamicretriever(workplace, build):
         assert np.corrcoef(own.detach(), wanted)[0, 1] > 0.99
 
 
-def is_ultron(name):
+def is_ultron(workplace, build, name, documents):
     """Three stages: texts, pseudo queries, queries; only docids that exist."""
+    only_existing_docids(workplace, build, documents)
     assert sources_of(name) == [("documents", "spans", "terms"), ("pseudo",), ("queries",)]
     assert all(a.until < b.until for a, b in pairwise(settings_of(name).stages))
-    assert settings_of(name).constrained
 
 
 def ultron_url(workplace, build):
     """A title of more than two words and the site; else the address from its end."""
-    is_ultron("ultron-url")
+    is_ultron(workplace, build, "ultron-url", range(4))
     made = settings_of("ultron-url").identifiers(workplace)
     assert in_words(made, 0) == pieces(workplace, "red north")
     assert in_words(made, 1) == pieces(workplace, "the blue bird thing north")
@@ -271,7 +294,7 @@ def ultron_url(workplace, build):
 
 def ultron_pq(workplace, build):
     """One code for each of 24 parts of the vector (here 16: 24 do not divide 32), the nearest centre of the part."""
-    is_ultron("ultron-pq")
+    is_ultron(workplace, build, "ultron-pq", range(4))
     made = settings_of("ultron-pq").identifiers(workplace)
     assert made.codes.shape == (4, 16)
     assert not made.ends
@@ -279,7 +302,7 @@ def ultron_pq(workplace, build):
 
 
 def ultron_atomic(workplace, build):
-    is_ultron("ultron-atomic")
+    is_ultron(workplace, build, "ultron-atomic", [0, 1, 2])
     is_atomic(workplace, "ultron-atomic")
 
 
@@ -287,7 +310,7 @@ def se_dsi(workplace, build):
     """A pseudo query as the docid, new documents have one too."""
     made = settings_of("se-dsi").identifiers(workplace)
     assert [in_words(made, row) for row in range(4)] == [pieces(workplace, text) for text in PSEUDO]
-    assert settings_of("se-dsi").constrained
+    only_existing_docids(workplace, build, range(4))
 
 
 def gere(workplace, build):
@@ -299,6 +322,7 @@ def gere(workplace, build):
     assert made.codes[1].max() - made.codes[0].max() == 1  # the number of the sentence
     source = workplace.source("queries")._replace(texts=["the house is red"], pairs=np.array([[0, 0]]))
     assert settings.pick(workplace, made, source).tolist() == [1]
+    only_existing_docids(workplace, build, range(4))
 
 
 # N-grams --------------------------------------------------------------------------------------------------------------
@@ -321,7 +345,17 @@ def seal(workplace, build):
 
 
 def minder(workplace, build):
+    """A document's scores in all views add up, and each view may write only what stands in it."""
     is_seal(("title", "body", "pseudo"), "minder")
+    workplace.train = lambda name, objective: 0.0
+    retriever = build(workplace).retriever
+    views = [
+        Ngrams(np.array([4.0]), np.array([[8, 0]]), [np.array([1, 2])]),
+        Ngrams(np.array([1.0]), np.array([[9, 0]]), [np.array([2])]),
+    ]
+    assert [(hit.key, hit.score) for hit in retriever.ranked(views, 3)] == [("west/white", 5.0), ("north/blue", 4.0)]
+    [find] = retriever.words.of_piece[pieces(workplace, "find")].tolist()
+    assert [find in view.windows for view in retriever.views] == [False, False, True]
 
 
 # Learned docids -------------------------------------------------------------------------------------------------------
@@ -332,6 +366,14 @@ def genret(workplace, build):
     decoder = GenRetDecoder(32, 4)
     assert decoder.m == POSITIONS + 1 == 4
     assert [part_at(progress).position for progress in (0, 0.26, 0.51, 0.76)] == [0, 1, 2, 3]
+    reading = workplace.reading(["queries"])
+    objective = GenRetObjective(
+        decoder, workplace, reading.features, workplace.documents, workplace.pairs(reading.all_pairs, 2)
+    )
+    objective.fix(0, np.arange(4))  # a document's code is the codebook's row with the largest product
+    with torch.no_grad():
+        states = decoder.states(encode(workplace.encoder, workplace.documents, np.arange(4)), torch.zeros(4, 4).long())
+        assert torch.equal(decoder.codes[:, 0], (decoder.norm(states[:, 0]) @ decoder.outputs[0].T).argmax(1))
     codes = np.array([[1, 1, 1], [1, 1, 1], [2, 1, 1], [1, 1, 1]])
     assert numbers_within(codes, np.arange(4)).tolist() == [0, 1, 0, 2]
 

@@ -204,6 +204,7 @@ def test_a_bucket_is_a_candidate_whole_or_not_at_all():
         return [np.unique(found.row[found.query == q]).tolist() for q in (0, 1)]
 
     assert sizes(limit=8, least=1) == [[0, 1], [3]]  # the fullest bucket is too large, but first
+    assert sizes(limit=7, least=1) == [[0, 2], [3]]  # the second does not fit, the third does
     assert sizes(limit=8, least=12) == [[0, 1, 2, 3], [2, 3]]  # so many documents must be there
     assert sizes(limit=8, least=3, bucket_cap=1) == [[0, 1, 2], [1, 2, 3]]  # of which one in each bucket is shown
     assert sizes(limit=100, least=1) == [[0, 1, 2, 3]] * 2

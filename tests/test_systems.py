@@ -23,7 +23,8 @@ from asi.systems.dense import multi_label_margin
 from asi.systems.genret import balanced_codes, numbers_within
 from asi.systems.identifiers import END, padded
 from asi.systems.ngrams import BETA, Ngrams, document_scores, ngrams_of, weight_of
-from asi.systems.sequences import SequenceRetriever, UntilTheEnd, sequence_loss
+from asi.systems.sequences import SequenceRetriever, sequence_loss
+from asi.systems.steps import UntilTheEnd
 from asi.systems.table import BY_NAME, ROWS, chosen_systems
 from asi.systems.windows import LENGTH, TextView
 from asi.systems.words import COPYING, WordCodes
@@ -370,6 +371,7 @@ def test_bad_input(beir, tmp_path, arguments, message):
     assert done.returncode != 0
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()  # the corrected command may use the same folder
 
 
 def test_systems_are_listed(tmp_path):

@@ -56,7 +56,7 @@ class Dataset(Protocol):
 
 
 def measured_splits(dataset: Dataset) -> list[str]:
-    """The splits whose names begin with "test", without those that only put others together."""
+    """The splits whose names begin with "test", without those that only put others together: `test` itself stays."""
     judged = {
         name: {(qrel.query, qrel.document) for qrel in dataset.judged(name)[1]}
         for name in dataset.splits
@@ -65,7 +65,7 @@ def measured_splits(dataset: Dataset) -> list[str]:
 
     def is_sum(name: str) -> bool:
         parts = [own for own in judged.values() if own < judged[name]]
-        return bool(parts) and set().union(*parts) == judged[name]
+        return name != "test" and bool(parts) and set().union(*parts) == judged[name]
 
     return [name for name in judged if not is_sum(name)]
 

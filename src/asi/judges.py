@@ -35,6 +35,10 @@ class Judge(Protocol):
     def name(self) -> str: ...
 
     @property
+    def source(self) -> str:
+        """What it was found by; two models may have one name."""
+
+    @property
     def documents_per_query(self) -> int:
         """More than so many are sampled."""
 
@@ -79,8 +83,9 @@ class EmbeddingJudge:
 
     documents_per_query = MANY_DOCUMENTS
 
-    def __init__(self, name: str, embed: Callable[[Sequence[str]], Floats]) -> None:
+    def __init__(self, name: str, embed: Callable[[Sequence[str]], Floats], source: str) -> None:
         self.name = name
+        self.source = source
         self.embed = embed
         self.known: dict[str, Floats] = {}  # the same documents are judged again for every way and split
 
@@ -105,6 +110,7 @@ class TfidfJudge:
     """The cosine of TF-IDF vectors; word frequencies from the whole corpus."""
 
     name = "TF-IDF cosine"
+    source = "tfidf"
     documents_per_query = MANY_DOCUMENTS
 
     def __init__(self) -> None:
@@ -159,6 +165,7 @@ class CrossEncoderJudge:
                 "a cross-encoder needs transformers; run: pip install 'auto-search-indexer[transformers]'"
             ) from None
         self.name = f"{Path(name).name}, {self.documents_per_query} documents a query at most"
+        self.source = name
         self.tokeniser = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForSequenceClassification.from_pretrained(folder).to(device).eval()
 
@@ -184,13 +191,14 @@ def find_judge(name: str, device: str | None = None) -> Judge:
     if name == "tfidf":
         return TfidfJudge()
     if name == "wordllama":
-        return EmbeddingJudge("WordLlama cosine", wordllama_embedding())
+        return EmbeddingJudge("WordLlama cosine", wordllama_embedding(), name)
     source = find_encoder(name)
     architectures = json.loads((source / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
     if architectures[0].endswith("ForSequenceClassification"):
         return CrossEncoderJudge(name, str(source), choose_device(device))
     length = min(JUDGED_TOKENS, longest_text(source))
-    return EmbeddingJudge(f"{Path(name).name} cosine", pretrained_embedding(name, length, choose_device(device)))
+    embed = pretrained_embedding(name, length, choose_device(device))
+    return EmbeddingJudge(f"{Path(name).name} cosine", embed, name)
 
 
 def wordllama_embedding() -> Callable[[Sequence[str]], Floats]:
@@ -205,4 +213,5 @@ def wordllama_embedding() -> Callable[[Sequence[str]], Floats]:
     root.level, root.handlers = before  # its import turns on everybody's log messages
     # The package looks for its own tokeniser in a folder that it does not have; as a cache the right one is found.
     model = wordllama.WordLlama.load(cache_dir=Path(wordllama.__file__).parent, disable_download=True)
+    model.tokenizer.enable_truncation(JUDGED_TOKENS)  # it pads to the longest of 64 texts
     return lambda texts: np.asarray(model.embed(list(texts)), dtype=np.float32)

@@ -78,12 +78,13 @@ def query_tokens(
     return vectors * share.to(vectors.device, vectors.dtype)[:, :, None]
 
 
-def start_matcher(model: Asi, tokens: TokenisedTexts) -> None:
-    """Let the matcher start from these documents: rarities, and the directions in which their token states differ."""
+def start_matcher(model: Asi, tokens: TokenisedTexts, known: NDArray[np.int64]) -> None:
+    """Let the matcher start from these documents: rarities, and the directions in which the token states of the `known`
+    ones differ, those that training pairs lead to."""
     if model.matcher is None:
         return
     model.matcher.set_rarity(rarity_of(tokens, model.encoder.shape.vocabulary))
-    rows = np.unique(np.linspace(0, len(tokens) - 1, STARTING_TEXTS).astype(np.int64))
+    rows = known[np.unique(np.linspace(0, len(known) - 1, STARTING_TEXTS).astype(np.int64))]
     found = []
     with torch.inference_mode():
         for own in np.array_split(rows, -(-len(rows) // TEXTS_AT_ONCE)):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from asi.batches import TrainingPairs, TrainingTexts, contents, training_texts
@@ -203,7 +204,7 @@ def prepare(
         reporter.stage(f"encoding {name}", len(tokens))
         with processes.main_first():
             features[name] = compute_features(model, tokens, keep_states=keep, cache=cache, progress=advance)
-    start_matcher(model, features["documents"].tokens)
+    start_matcher(model, features["documents"].tokens, np.unique(texts.pairs[:, 1]))
     train = config.train
     pairs = TrainingPairs(texts.pairs, train.seed, train.batch, texts.own, train.more_share)
     if pairs.batch < train.batch:

@@ -296,14 +296,22 @@ def candidates_of(
     """The documents of the docids' buckets, best docid first: buckets that fit into `limit` documents for a query.
 
     A bucket is taken whole or not at all, because which of its documents is best is seen only in ranking; and taken
-    even if it does not fit, as long as there are fewer than `least` documents that may be shown.
+    even if it does not fit, as long as there are fewer than `least` documents that may be shown. What room a bucket
+    that does not fit has left goes to those behind it.
     """
     valid = (docids.rows >= 0) & np.isfinite(docids.scores)
     rows = np.where(valid, docids.rows, 0)
     sizes = np.where(valid, snapshot.offsets[rows + 1] - snapshot.offsets[rows], 0)
     shown = sizes if bucket_cap is None else np.minimum(sizes, bucket_cap)
     is_needed = np.cumsum(shown, axis=1) - shown < least
-    sizes = np.where(is_needed | (np.cumsum(sizes, axis=1) <= limit), sizes, 0)
+    taken = is_needed | (np.cumsum(sizes, axis=1) <= limit)
+    while True:  # each round takes as many as fit side by side, the first of them at least
+        room = limit - np.where(taken, sizes, 0).sum(axis=1, keepdims=True)
+        fits = ~taken & (sizes > 0) & (sizes <= room)
+        if not fits.any():
+            break
+        taken |= fits & (np.cumsum(np.where(fits, sizes, 0), axis=1) <= room)
+    sizes = np.where(taken, sizes, 0)
     starts = snapshot.offsets[rows]
     items, owners = expand_ranges(starts.ravel(), (starts + sizes).ravel())
     K = docids.rows.shape[1]

@@ -66,7 +66,7 @@ def measured_run(bench: Bench, label: str, folder: Path, dataset: Dataset, confi
     """The measures of a run: read from its folder, or trained for."""
     check_same_run(folder, config, dataset.name)
     kept = measures_file(folder)
-    wanted = {"judge": bench.judge.name, "splits": list(bench.splits), "data": bench.fingerprint(dataset)}
+    wanted = {"judge": bench.judge.source, "splits": list(bench.splits), "data": bench.fingerprint(dataset)}
     if kept.exists():
         saved = json.loads(kept.read_text(encoding="utf-8"))
         if {name: saved.get(name) for name in wanted} == wanted:

@@ -19,7 +19,7 @@ from asi.folders import write_atomically
 from asi.metrics import Buckets, Report, docid_health, docid_scores, perplexity, reciprocal_ranks, relevant_keys
 from asi.significance import holm, randomisation_test
 from asi.systems.table import System
-from asi.systems.workplace import Built, DocidLevel, Workplace
+from asi.systems.workplace import WHOLE_TEXT, Built, DocidLevel, Workplace
 from asi.trec import write_trec_run
 
 OURS = "asi"
@@ -79,6 +79,7 @@ def open_comparison(workplace: Workplace, splits: Sequence[str], *, resume: bool
         return
     if workplace.out.exists() and any(workplace.out.iterdir()):
         raise ConfigError(f"{workplace.out} is not empty and holds no comparison; choose another --out")
+    _ = workplace.pretrained  # an encoder that can't be loaded must not take the folder
     workplace.out.mkdir(parents=True, exist_ok=True)
     write_atomically(file, json.dumps(settings, indent=1))
 
@@ -201,8 +202,10 @@ def comparison_page(
         "p: paired randomisation test over the queries on MRR@10 against asi, Holm's correction for all systems in "
         "the table; it says nothing about other seeds. Docid-level recall is easier the more documents share a docid "
         "(D/ID).",
-        f"All but BM25, DocT5Query and the n-grams of SEAL and MINDER read the first {workplace.max_length} tokens of "
-        "a text. Bytes are those of codes, vectors, postings or n-grams; texts and trees of codes are not counted.",
+        f"The encoder reads the first {workplace.max_length} tokens of a text. From all of it come the words of BM25 "
+        f"and DocT5Query, the spans and terms that some are trained on besides, and the sentences of GERE; the n-grams "
+        f"of SEAL and MINDER come from its first {WHOLE_TEXT} tokens. Bytes are those of codes (one or two each), "
+        "vectors, postings or n-grams; texts and trees are not counted.",
     ]
     sections = [Section(split, tables=[split_table(systems, measured, split)]) for split in splits]
     facts = Table(

@@ -33,10 +33,14 @@ def evaluate_groups(
     """
     queries: list[Query] = []
     qrels: list[Qrel] = []
+    seen: set[tuple[str, str, str]] = set()  # a split may be a part of another
     for number, split in enumerate(splits):  # two splits may use one key for two queries
         part_queries, part_qrels = dataset.judged(split)
+        texts = {query.key: query.text for query in part_queries}
+        new = [qrel for qrel in part_qrels if (qrel.query, texts[qrel.query], qrel.document) not in seen]
+        seen |= {(qrel.query, texts[qrel.query], qrel.document) for qrel in new}
         queries += [Query(f"{number} {query.key}", query.text) for query in part_queries]
-        qrels += [qrel._replace(query=f"{number} {qrel.query}") for qrel in part_qrels]
+        qrels += [qrel._replace(query=f"{number} {qrel.query}") for qrel in new]
     kinds = kinds_of_documents(dataset, docid_map)
     groups: Mapping[str, list[Qrel]] = {
         "all": qrels,

@@ -7,9 +7,10 @@ from asi.analysis import docids, figures
 from asi.analysis.new_documents import evaluate_groups
 from asi.analysis.pages import Cell, Figure, Page, Section, Table
 from asi.datasets import Dataset
+from asi.errors import ConfigError
 from asi.evaluation import DocidMap
 from asi.index import Index
-from asi.judges import Judge, TfidfJudge
+from asi.judges import EmbeddingJudge, Judge, TfidfJudge, find_judge
 from asi.metrics import Report, Reports, as_json, collapse_warning
 from asi.records import Docid, Document
 from asi.run import RunState
@@ -208,8 +209,7 @@ def map_section(docid_map: DocidMap, V: int) -> Section:
 
 
 def similarity_section(docid_map: DocidMap, judge: Judge) -> Section:
-    judges = [TfidfJudge(), *([judge] if judge.name != TfidfJudge.name else [])]
-    found = [docids.similarity(by, docid_map) for by in judges]
+    found = [docids.similarity(by, docid_map) for by in (TfidfJudge(), *embedding_judges(judge))]
     rows: list[list[Cell]] = [
         [
             s.judge,
@@ -229,6 +229,16 @@ def similarity_section(docid_map: DocidMap, judge: Judge) -> Section:
     )
     table = Table("Similarity of documents", ("by", "pairs", "random", "same docid", "p-value"), rows)
     return Section("Documents that share a docid", [text], [table] if rows else [])
+
+
+def embedding_judges(judge: Judge) -> list[Judge]:
+    """The report's own judge if it compares vectors, else the default one if its package is there."""
+    if isinstance(judge, EmbeddingJudge):
+        return [judge]
+    try:
+        return [find_judge("wordllama")]
+    except ConfigError:
+        return []
 
 
 def plus_minus(values: tuple[float, float]) -> str:

@@ -83,7 +83,10 @@ def open_asi(workplace: Workplace, folder: RunFolder, settings: Mapping[str, Any
     searcher = index.configured(**settings or {})
     model, config = index.loaded.model, index.loaded.config
     trained = parameters_of(
-        model.adapter, model.heads, model.matcher, model.decoder if config.loss.generation else None
+        model.adapter,
+        model.heads if config.model.docids == "learned" else None,
+        model.matcher,
+        model.decoder if config.loss.generation else None,
     )
     docids = SearcherDocids(searcher, workplace.keys)
     each = float(index.store.meta.docid_bytes)

@@ -17,7 +17,8 @@ from asi.model import Decoder
 from asi.records import Hit
 from asi.systems.decoders import Shape
 from asi.systems.identifiers import END
-from asi.systems.sequences import SequenceObjective, UntilTheEnd, batch_of, generation
+from asi.systems.sequences import SequenceObjective, batch_of, generation
+from asi.systems.steps import MarkedStart, UntilTheEnd
 from asi.systems.windows import LENGTH, TextView
 from asi.systems.words import WordCodes
 from asi.systems.workplace import Built, Workplace, parameters_of
@@ -106,22 +107,14 @@ def document_scores(ngrams: Ngrams) -> tuple[Rows, NDArray[np.float64]]:
 class NgramRetriever:
     """Writes n-grams under the constraint of each view, and adds up what they say about documents."""
 
-    def __init__(
-        self,
-        workplace: Workplace,
-        decoder: Decoder,
-        views: Sequence[TextView],
-        markers: Sequence[int],
-        words: WordCodes,
-    ) -> None:
+    def __init__(self, workplace: Workplace, decoder: Decoder, views: Sequence[TextView], words: WordCodes) -> None:
         self.workplace = workplace
         self.decoder = decoder.eval()
         self.views = views
-        self.markers = markers
         self.words = words
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        written = [self.written(queries, view, marker) for view, marker in zip(self.views, self.markers, strict=True)]
+        written = [self.written(queries, view) for view in self.views]
         return [self.ranked([by_query[i] for by_query in written], k) for i in range(len(queries))]
 
     def ranked(self, views: Sequence[Ngrams], k: int) -> list[Hit]:
@@ -134,7 +127,7 @@ class NgramRetriever:
         return [Hit(self.workplace.keys[document], float(total[document])) for document in best]
 
     @torch.inference_mode()
-    def written(self, queries: Sequence[str], view: TextView, marker: int) -> list[Ngrams]:
+    def written(self, queries: Sequence[str], view: TextView) -> list[Ngrams]:
         """The n-grams that the beam has written for each query, the unfinished ones too."""
         found: list[list[tuple[float, int, int]]] = [[] for _ in queries]  # score, depth, prefix
 
@@ -145,24 +138,9 @@ class NgramRetriever:
             for own, is_written, values, rows in zip(found, written, scores.tolist(), prefixes.tolist(), strict=True):
                 own += [(values[j], depth, rows[j]) for j in range(len(rows)) if is_written[j]]
 
-        step = MarkedStart(UntilTheEnd(generation(self.workplace, self.decoder, queries, self.words)), marker)
+        step = MarkedStart(UntilTheEnd(generation(self.workplace, self.decoder, queries, self.words)), view.marker)
         beam_search(step, self.decoder.m, BEAMS, view.tree, visit)
         return [ngrams_of(view, own) for own in found]
-
-
-class MarkedStart:
-    """A step function whose first code is given."""
-
-    def __init__(self, step: UntilTheEnd, marker: int) -> None:
-        self.step = step
-        self.marker = marker
-
-    def __call__(self, moves: tuple[Tensor, Tensor] | None) -> Tensor:
-        log_probs = self.step(moves)
-        if moves is None:
-            log_probs = torch.full_like(log_probs, -torch.inf)
-            log_probs[..., self.marker] = 0
-        return log_probs
 
 
 def ngrams_of(view: TextView, hypotheses: Sequence[tuple[float, int, int]]) -> Ngrams:
@@ -192,15 +170,14 @@ def build_ngrams(workplace: Workplace, name: str, kinds: Sequence[str]) -> Built
     }
     tokens = {kind: workplace.tokenise_whole(texts[kind][0]) for kind in kinds}
     words = WordCodes.of_texts(list(tokens.values()), workplace.tokenise, len(kinds))
-    markers = [len(words) - len(kinds) + i for i in range(len(kinds))]
     views = [
-        TextView.of(tokens[kind], texts[kind][1], marker, words, workplace.tokenise.starts)
-        for kind, marker in zip(kinds, markers, strict=True)
+        TextView.of(tokens[kind], texts[kind][1], len(words) - len(kinds) + i, words, workplace.tokenise.starts)
+        for i, kind in enumerate(kinds)
     ]
     shape = Shape(LENGTH + 1, len(words), shared_tokens=True, head_prior=True)
     width = workplace.encoder.encoder.shape.width
     decoder = workplace.new_model(lambda: Decoder(width, shape))
     words.start(decoder, workplace.encoder.encoder.words.weight)
     minutes = workplace.train(name, ngram_objective(workplace, decoder, views, words))
-    retriever = NgramRetriever(workplace, decoder, views, markers, words)
+    retriever = NgramRetriever(workplace, decoder, views, words)
     return Built(retriever, parameters_of(decoder), minutes, sum(view.bytes for view in views) / len(documents))

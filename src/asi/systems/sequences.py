@@ -22,6 +22,7 @@ from asi.model import Asi, Decoder, Encoded, Generation
 from asi.records import Docid, Hit
 from asi.systems.decoders import PrefixAwareDecoder, PrefixAwareGeneration, Shape, begin_as_dense
 from asi.systems.identifiers import END, Identifiers
+from asi.systems.steps import UntilTheEnd
 from asi.systems.words import WordCodes
 from asi.systems.workplace import Built, Source, Workplace, parameters_of
 from asi.training import Nothing, ParameterGroup, StagedObjective
@@ -49,26 +50,6 @@ class SequenceSettings:
     starts_from_vectors: bool = False  # output rows of the documents begin as their vectors
     pick: Callable[[Workplace, Identifiers, Source], NDArray[np.int64]] | None = None  # of several docids of a document
     beams: int = BEAMS
-
-
-class UntilTheEnd:
-    """A step function for beam search in which a docid that has ended only goes on with END, at no cost."""
-
-    def __init__(self, step: Callable[[tuple[Tensor, Tensor] | None], Tensor]) -> None:
-        self.step = step
-        self.ended: Tensor | None = None  # (Q, K)
-
-    def __call__(self, moves: tuple[Tensor, Tensor] | None) -> Tensor:
-        log_probs = self.step(moves)
-        if moves is None:
-            self.ended = torch.zeros(log_probs.shape[:2], dtype=torch.bool, device=log_probs.device)
-            return log_probs
-        code, parent = moves
-        assert self.ended is not None
-        self.ended = self.ended.gather(1, parent) | (code == END)
-        only_end = torch.full_like(log_probs[:1, :1], -torch.inf)
-        only_end[..., END] = 0
-        return torch.where(self.ended[:, :, None], only_end, log_probs)
 
 
 class SequenceObjective(StagedObjective):

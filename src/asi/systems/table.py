@@ -17,6 +17,7 @@ from asi.systems.sequences import SequenceSettings, Stage, build_sequences
 from asi.systems.workplace import Built, Workplace
 
 SAME_ENCODER = "the comparison's encoder, frozen"
+AS_OURS = "a trained residual layer on its vectors of one length, with ASI's dropout and weight decay"
 A_WRITER = "a small decoder that starts from the encoder's word vectors and can copy"
 
 
@@ -32,9 +33,7 @@ class System:
 
 def dense(name: str, paper: str, differs: str, settings: DenseSettings) -> System:
     build = partial(build_dense, name=name, settings=settings)
-    return System(
-        name, "dense, exact search", paper, f"{SAME_ENCODER}, with a trained residual layer; {differs}", True, build
-    )
+    return System(name, "dense, exact search", paper, f"{SAME_ENCODER}, with {AS_OURS}; {differs}", True, build)
 
 
 def sequence(
@@ -61,7 +60,8 @@ def at_once(*sources: str) -> tuple[Stage, ...]:
 
 
 SIMCSE = DenseSettings(pooling="cls", top="tanh")
-SHORTER = "5 pseudo queries and 2 spans of 16 words, no task from docid to docid, beam 20"
+SPANS = "2 random spans of 16 words"
+SHORTER = f"5 pseudo queries and {SPANS}, no task from docid to docid, beam 20, equal docids in the corpus's order"
 OF_OUR_RECIPE = "asi with this change; the same change of the paper's own objective: asi study variants"
 VARIANT_NOTES = {
     "no-contrastive": f"{OF_OUR_RECIPE} (here match and balance keep the docids from collapsing)",
@@ -125,7 +125,8 @@ ROWS = (
         DenseSettings(top="linear", temperature=0.01, hard_negatives=True, pseudo_queries=True),
     ),
     System(
-        "simcse-docid", "dense over ASI's docids", "this project's paper", "none; it takes the docids of asi", True,
+        "simcse-docid", "dense over ASI's docids", "this project's paper",
+        "the docids of asi; its SimCSE is that of this table", True,
         partial(build_simcse_docid, asi="asi", dense="simcse", settings=SIMCSE),
     ),
     sequence(
@@ -154,26 +155,33 @@ ROWS = (
     ),
     sequence(
         "dynamicretriever", "Zhou et al. 2022",
-        "OverDense: begins as dense retrieval with the encoder; no task from docid to terms", False,
+        f"OverDense: begins as dense retrieval with the encoder; {SPANS}; no task from docid to terms", False,
         SequenceSettings(
             identifiers.atomic, (Stage(0.5, ("documents", "spans", "terms")), Stage(1.0, ("queries",))),
             starts_from_vectors=True,
         ),
     ),
     sequence(
-        "ultron-url", "Zhou et al. 2022", f"title and key stand for title and address; {SHORTER}", True,
+        "ultron-url", "Zhou et al. 2022", f"title and key stand for title and address, 24 pieces at most; {SHORTER}",
+        True,
         SequenceSettings(identifiers.addresses, ULTRON), A_WRITER,
     ),
-    sequence("ultron-pq", "Zhou et al. 2022", SHORTER, True, SequenceSettings(identifiers.quantised, ULTRON)),
+    sequence(
+        "ultron-pq", "Zhou et al. 2022",
+        f"fewer than 24 parts if 24 do not divide the width, fewer than 256 centres for a small corpus; {SHORTER}",
+        True,
+        SequenceSettings(identifiers.quantised, ULTRON),
+    ),
     sequence("ultron-atomic", "Zhou et al. 2022", SHORTER, False, SequenceSettings(identifiers.atomic, ULTRON)),
     sequence(
-        "se-dsi", "Tang et al. 2023", "descriptions by our own generator", True,
+        "se-dsi", "Tang et al. 2023", f"descriptions by our own generator; {SPANS} for lead and chosen sentences", True,
         SequenceSettings(identifiers.descriptions, at_once("documents", "spans", "queries")), A_WRITER,
     ),
     System(
         "seal", "generative, n-grams", "Bevilacqua et al. 2022",
         f"{SAME_ENCODER}, and {A_WRITER}; windows of 8 pieces, sorted, in place of the "
-        "FM-index; no titles, no second scoring with single pieces, all n-grams choose candidates", True,
+        "FM-index; no titles, no second scoring with single pieces, all n-grams choose candidates; 4 n-grams to learn "
+        "for a text, no label smoothing", True,
         partial(build_ngrams, name="seal", kinds=("body",)),
     ),
     System(
@@ -190,7 +198,7 @@ ROWS = (
     System(
         "genret", "learned docids, generative", "Sun et al. 2023",
         f"{SAME_ENCODER}, and a small decoder; batches are not drawn from one prefix; 3 codes "
-        "of 256; clusters of any size; the reconstruction teaches the codebook alone", True,
+        "of 256; clusters of any size; the reconstruction teaches the codebook alone; beam 20", True,
         partial(build_genret, name="genret"),
     ),
     *(

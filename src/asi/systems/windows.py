@@ -25,6 +25,7 @@ class TextView(NamedTuple):
 
     tokens: TokenisedTexts  # of the view's texts
     owners: Rows  # (texts,) the document of each text
+    marker: int  # the code that stands before every window
     windows: Rows  # (W, L) sorted, marker first
     documents: Rows  # (W,) the document that each window stands in
     tree: PrefixTree
@@ -32,16 +33,12 @@ class TextView(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of what is searched in: the windows, their documents, and the prefixes."""
-        arrays = (self.windows, self.documents, *self.starts)
-        return sum(array.nbytes for array in arrays) + sum(level.nbytes for level in self.tree.levels)
+        """Of what can't be computed from the rest: each window's pieces, two bytes each, and its document, four."""
+        return len(self.windows) * (2 * LENGTH + 4)
 
     @classmethod
     def of(cls, tokens: TokenisedTexts, owners: Rows, marker: int, words: WordCodes, starts: int = 1) -> "TextView":
-        """`marker` is the code that stands before every window.
-
-        Every text has one token behind it that is none of its own, and `starts` before it.
-        """
+        """Every text has one token behind it that is none of its own, and `starts` before it."""
         places, owner_of_window = windows_of(tokens, starts)
         pieces = np.where(places >= 0, words.of_piece[tokens.ids[np.maximum(places, 0)]], END)
         windows = np.concatenate([np.full((len(pieces), 1), marker), pieces], axis=1)
@@ -52,7 +49,8 @@ class TextView(NamedTuple):
         for depth in range(windows.shape[1]):
             is_new[1:] |= windows[1:, depth] != windows[:-1, depth]
             firsts.append(np.append(np.flatnonzero(is_new), len(windows)))
-        return cls(tokens, owners, windows, owners[owner_of_window][order], PrefixTree(windows, len(words)), firsts)
+        tree = PrefixTree(windows, len(words))
+        return cls(tokens, owners, marker, windows, owners[owner_of_window][order], tree, firsts)
 
 
 def windows_of(tokens: TokenisedTexts, starts: int) -> tuple[Rows, Rows]:

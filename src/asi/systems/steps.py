@@ -1,0 +1,45 @@
+"""Step functions for beam search that narrow what another one allows."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from asi.systems.identifiers import END
+
+Step = Callable[[tuple[Tensor, Tensor] | None], Tensor]  # see asi.beam
+
+
+class UntilTheEnd:
+    """A docid that has ended only goes on with END, at no cost."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.ended: Tensor | None = None  # (Q, K)
+
+    def __call__(self, moves: tuple[Tensor, Tensor] | None) -> Tensor:
+        log_probs = self.step(moves)
+        if moves is None:
+            self.ended = torch.zeros(log_probs.shape[:2], dtype=torch.bool, device=log_probs.device)
+            return log_probs
+        code, parent = moves
+        assert self.ended is not None
+        self.ended = self.ended.gather(1, parent) | (code == END)
+        only_end = torch.full_like(log_probs[:1, :1], -torch.inf)
+        only_end[..., END] = 0
+        return torch.where(self.ended[:, :, None], only_end, log_probs)
+
+
+class MarkedStart:
+    """The first code is given."""
+
+    def __init__(self, step: Step, marker: int) -> None:
+        self.step = step
+        self.marker = marker
+
+    def __call__(self, moves: tuple[Tensor, Tensor] | None) -> Tensor:
+        log_probs = self.step(moves)
+        if moves is None:
+            log_probs = torch.full_like(log_probs, -torch.inf)
+            log_probs[..., self.marker] = 0
+        return log_probs
