@@ -50,6 +50,20 @@ def test_match_equals_brute_force():
     assert match(queries[0], stored[:0], kept=6).shape == (0,)  # a beam that found no docid has no candidates
 
 
+def test_a_query_token_counts_by_its_rarity_and_its_state():
+    matcher = TokenMatcher(16, 20, ModelConfig(token_width=4))
+    rarity = torch.tensor([[3.0, 1.0, 0.0], [2.0, 2.0, 4.0]])  # the first query has two tokens
+    states = torch.nn.functional.one_hot(torch.tensor([[0, 1, 2], [1, 0, 0]]), 16).float() * 7
+    assert matcher.shares(states, rarity).flatten().tolist() == pytest.approx([0.75, 0.25, 0, 0.25, 0.25, 0.5])
+    with torch.no_grad():
+        matcher.importance[1] = np.log(3)  # tokens with this state count three times as much
+    assert matcher.shares(states, rarity).flatten().tolist() == pytest.approx([0.5, 0.5, 0, 0.5, 1 / 6, 1 / 3])
+    matcher.shares(states, rarity)[0, 1].backward()
+    assert matcher.importance.grad is not None
+    assert matcher.importance.grad[1] > 0 > matcher.importance.grad[0]  # more for itself is less for the others
+    assert not matcher.importance.grad[2:].any()
+
+
 def test_tokens_are_trained_against_the_nearest_negatives():
     draw = torch.Generator().manual_seed(0)
     queries, documents = torch.randn(2, 3, 8, generator=draw), torch.randn(5, 6, 8, generator=draw)

@@ -22,7 +22,7 @@ from asi.errors import CheckpointError
 from asi.folders import folder_beside, put_in_place, restore, sync, write_atomically
 from asi.model import Asi
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 
 

@@ -113,7 +113,8 @@ class TrainConfig:
     more_share: float = 0.25  # of a batch at most: pairs of --more, such as pseudo queries
     token_batch: int = 128  # pairs of each step whose tokens are matched
     token_negatives: int = 15  # documents of the batch that they are matched with besides: the most similar ones
-    lr: float = 2e-3  # of heads, decoder and token matcher
+    lr: float = 2e-3  # of heads and decoder
+    matcher_lr: float = 6e-3  # of the token matcher
     adapter_lr: float = 2e-3  # of the adapter on x, which the ranking vectors come from
     adapter_decay: float = 5.0  # weight decay of it, up to 10,000 pairs; less with more (training.decay_of_residual)
     encoder_lr: float = 2e-5  # for encoder layers that are not frozen
@@ -147,7 +148,7 @@ class TrainConfig:
         ):
             require(getattr(self, name) >= 1, f"train.{name} must be at least 1, got {getattr(self, name)}")
         require(self.batch >= 2, "train.batch must be at least 2: the other documents of the batch are the negatives")
-        for name in ("lr", "adapter_lr", "encoder_lr", "clip"):
+        for name in ("lr", "matcher_lr", "adapter_lr", "encoder_lr", "clip"):
             require(getattr(self, name) > 0, f"train.{name} must be positive, got {getattr(self, name)}")
         for name in ("weight_decay", "adapter_decay", "warmup_steps"):
             require(getattr(self, name) >= 0, f"train.{name} must not be negative, got {getattr(self, name)}")

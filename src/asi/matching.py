@@ -2,7 +2,8 @@
 
 A text keeps its rarest tokens, each as a short unit vector: the encoder's token state, projected. The match of a query
 with a document is the mean, over the query's tokens, of the similarity with the document's nearest token; rare tokens
-count more. Letters: B texts, T kept tokens, D encoder width, d token width, n documents.
+count more, and what else a token counts is learned.
+Letters: B texts, T kept tokens, D encoder width, d token width, n documents.
 """
 
 from typing import NamedTuple
@@ -71,11 +72,10 @@ def query_tokens(
     encoded: Encoded,
     count: int = QUERY_TOKENS,
 ) -> Tensor:
-    """Vectors (B, T, d) of the queries' kept tokens, each as long as its share of the query's rarity."""
+    """Vectors (B, T, d) of the queries' kept tokens, each as long as what it counts."""
     kept = kept_tokens(features.tokens, rows, matcher.known_rarity, count)
-    share = torch.from_numpy(kept.rarity / kept.rarity.sum(axis=1, keepdims=True))
-    vectors = matcher(kept_states(model, features, rows, kept, encoded), torch.from_numpy(kept.rarity))
-    return vectors * share.to(vectors.device, vectors.dtype)[:, :, None]
+    states, rarity = kept_states(model, features, rows, kept, encoded), torch.from_numpy(kept.rarity)
+    return matcher(states, rarity) * matcher.shares(states, rarity)[:, :, None]
 
 
 def start_matcher(model: Asi, tokens: TokenisedTexts, known: NDArray[np.int64]) -> None:

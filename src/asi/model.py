@@ -81,7 +81,7 @@ class IndexHeads(nn.Module):
 
 
 class TokenMatcher(nn.Module):
-    """Token states to short unit vectors, for ranking by single tokens."""
+    """Token states to short unit vectors, for ranking by single tokens, and to what a query's tokens count."""
 
     rarity: Tensor  # (vocabulary,)
 
@@ -90,12 +90,19 @@ class TokenMatcher(nn.Module):
         self.kept = config.kept_tokens  # of a document
         self.width = min(config.token_width, width)
         self.projection = nn.Linear(width, self.width, bias=False)
+        self.importance = nn.Parameter(torch.zeros(width))  # at first a token counts by its rarity alone
         self.register_buffer("rarity", torch.ones(vocabulary))
 
     def forward(self, states: Tensor, rarity: Tensor) -> Tensor:
         """Unit vectors (B, T, d) of token states (B, T, D); 0 where the rarity (B, T) is, because no token is there."""
         vectors = F.normalize(self.projection(states), dim=-1)
         return vectors * (rarity > 0).to(vectors.device, vectors.dtype)[:, :, None]
+
+    def shares(self, states: Tensor, rarity: Tensor) -> Tensor:
+        """What each of a query's tokens counts (B, T), 1 in all: by its rarity, and by what its state says."""
+        length = math.sqrt(states.size(-1)) / 4  # at which this layer learns about as fast as the projection
+        importance = (F.normalize(states, dim=-1) * length * self.importance).sum(-1)
+        return (rarity.to(states.device, states.dtype).log() + importance).softmax(1)
 
     @property
     def known_rarity(self) -> NDArray[np.float32]:

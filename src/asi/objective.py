@@ -119,7 +119,7 @@ class AsiObjective:
             "encoder": ParameterGroup(trained, train.encoder_lr),
         }
         if self.model.matcher is not None:
-            groups["matcher"] = ParameterGroup(list(self.model.matcher.parameters()), train.lr)
+            groups["matcher"] = ParameterGroup(list(self.model.matcher.parameters()), train.matcher_lr)
         if self.model.adapter is not None:
             parameters = list(self.model.adapter.parameters())
             decay = decay_of_residual(train.adapter_decay, self.pairs)
