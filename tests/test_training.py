@@ -81,6 +81,27 @@ def test_chunks_give_the_gradient_of_the_whole_batch(toy_config, beir, encoder_f
         assert torch.allclose(gradient, chunked[name], rtol=1e-5, atol=1e-9), name
 
 
+@pytest.mark.parametrize(("frozen_layers", "between"), [(2, {"adapter", "matcher"}), (1, {"adapter", "encoder"})])
+def test_what_learns_in_which_step(toy_config, beir, encoder_folder, frozen_layers, between):
+    """Tokens learn between the steps for docids too, if their states need no encoding; at first only vectors do."""
+    train = replace(toy_config.train, start_heads=0.2, docid_every=3, chunk=7)
+    model = replace(toy_config.model, frozen_layers=frozen_layers)
+    config = replace(toy_config, model=model, train=train)
+
+    def learning(chunk, step):
+        trainer = build_trainer(replace(config, train=replace(train, chunk=chunk)), beir, encoder_folder)
+        return gradients(trainer, step, 20)
+
+    def parts(step):
+        return {name.partition(".")[0] for name in learning(7, step)}
+
+    assert parts(0) == parts(2) == between - {"matcher"}
+    assert parts(12) == between
+    assert parts(14) == between | {"matcher", "heads", "decoder"}
+    whole, chunked = learning(1024, 12), learning(7, 12)
+    assert all(torch.allclose(gradient, chunked[name], rtol=1e-5, atol=1e-9) for name, gradient in whole.items())
+
+
 def test_straight_through_schedule(toy_config, beir, encoder_folder):
     objective = build_trainer(toy_config, beir, encoder_folder).objective
     weight = toy_config.loss.straight_through_weight

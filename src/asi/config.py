@@ -109,7 +109,7 @@ class TrainConfig:
     chunk: int = 1024  # pairs that go through the network at once; any value gives the same gradient
     generation_batch: int = 256  # pairs of each step that the decoder learns from, until the docids are frozen
     start_heads: float = 0.3  # share of the run for the vectors alone; then the heads start as a quantiser of them
-    docid_every: int = 4  # steps: between them only the ranking vectors learn, which need more and far cheaper steps
+    docid_every: int = 4  # steps: between them only ranking vectors and tokens learn; they need more and cheaper steps
     more_share: float = 0.25  # of a batch at most: pairs of --more, such as pseudo queries
     token_batch: int = 128  # pairs of each step whose tokens are matched
     token_negatives: int = 15  # documents of the batch that they are matched with besides: the most similar ones

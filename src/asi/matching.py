@@ -48,16 +48,19 @@ def kept_tokens(tokens: TokenisedTexts, rows: NDArray[np.int64], rarity: NDArray
     return KeptTokens(np.where(kept > 0, order, 0), kept)
 
 
-def kept_states(model: Asi, features: Features, rows: NDArray[np.int64], kept: KeptTokens, encoded: Encoded) -> Tensor:
+def kept_states(
+    model: Asi, features: Features, rows: NDArray[np.int64], kept: KeptTokens, encoded: Encoded | None
+) -> Tensor:
     """The encoder's states (B, T, D) of the kept tokens: those that are stored if they are final, else `encoded`'s."""
     if features.states is not None and model.encoder.is_frozen:
         return on_device(model, features.states[features.tokens.offsets[rows][:, None] + kept.places])
+    assert encoded is not None, "token states that are not stored come from an encoding"
     places = torch.from_numpy(kept.places).to(encoded.states.device)
     return encoded.states.gather(1, places[:, :, None].expand(-1, -1, encoded.states.size(2)))
 
 
 def document_tokens(
-    matcher: TokenMatcher, model: Asi, features: Features, rows: NDArray[np.int64], encoded: Encoded
+    matcher: TokenMatcher, model: Asi, features: Features, rows: NDArray[np.int64], encoded: Encoded | None
 ) -> Tensor:
     """Unit vectors (B, T, d) of the documents' kept tokens, 0 where there are no more."""
     kept = kept_tokens(features.tokens, rows, matcher.known_rarity, matcher.kept)
@@ -69,7 +72,7 @@ def query_tokens(
     model: Asi,
     features: Features,
     rows: NDArray[np.int64],
-    encoded: Encoded,
+    encoded: Encoded | None,
     count: int = QUERY_TOKENS,
 ) -> Tensor:
     """Vectors (B, T, d) of the queries' kept tokens, each as long as what it counts."""

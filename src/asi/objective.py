@@ -21,7 +21,7 @@ from asi.features import Features, docids_of, encode, on_device
 from asi.losses import straight_through
 from asi.matching import document_tokens, query_tokens
 from asi.metrics import DocidHealth, docid_health
-from asi.model import Asi, Encoded, TokenMatcher
+from asi.model import Asi, Encoded
 from asi.quantiser import SAMPLE, fit_quantiser
 from asi.training import ParameterGroup, decay_of_residual
 
@@ -127,12 +127,18 @@ class AsiObjective:
         return {name: group for name, group in groups.items() if group.parameters}
 
     def learns_docids(self, batch: Batch) -> bool:
-        """Whether it is a step for all losses, or for the ranking vectors alone."""
+        """Whether it is a step for all losses, or only for what documents are ranked by."""
         return not self.vectors_alone and self.kind_of_step(batch.step) == "docids"
+
+    def learns_tokens(self, batch: Batch) -> bool:
+        """With a frozen encoder in every step once the docids have begun; else only where all is encoded anyway."""
+        if self.model.matcher is None or not self.config.loss.tokens:
+            return False
+        return self.learns_docids(batch) or (self.model.encoder.is_frozen and not self.vectors_alone)
 
     def kind_of_step(self, step: int) -> str:
         train, loss = self.config.train, self.config.loss
-        return "docids" if (step + 1) % train.docid_every == 0 or not loss.vector else "vectors"
+        return "docids" if (step + 1) % train.docid_every == 0 or not loss.vector else "ranking"
 
     @torch.no_grad()
     def start_heads(self) -> None:
@@ -151,26 +157,27 @@ class AsiObjective:
         if not self.learns_docids(batch):
             query_vectors = self.vectors(self.pooled(self.queries, batch.queries), QUERY, batch)
             document_vectors = self.vectors(self.pooled(self.documents, batch.documents), DOCUMENT, batch)
-            return Representations(nothing, nothing, query_vectors, document_vectors, nothing, nothing), None
+            tokens = self.token_vectors(batch, None, None) if self.learns_tokens(batch) else (nothing, nothing)
+            return Representations(nothing, nothing, query_vectors, document_vectors, *tokens), None
         query = encode(self.model, self.queries, batch.queries)
         document = encode(self.model, self.documents, batch.documents, states=False)
         vectors = self.vectors(query.pooled, QUERY, batch), self.vectors(document.pooled, DOCUMENT, batch)
         query_logits = self.head_logits(query, QUERY, batch)
         document_logits = self.head_logits(document, DOCUMENT, batch)
-        tokens = nothing, nothing
-        if self.model.matcher is not None and self.config.loss.tokens:
-            tokens = self.token_vectors(self.model.matcher, query, document, batch)
+        tokens = self.token_vectors(batch, query, document) if self.learns_tokens(batch) else (nothing, nothing)
         return Representations(query_logits, document_logits, *vectors, *tokens), query
 
-    def token_vectors(
-        self, matcher: TokenMatcher, query: Encoded, document: Encoded, batch: Batch
-    ) -> tuple[Tensor, Tensor]:
-        """Token vectors of all documents, and of the queries whose turn it is: the same ones however a batch is cut."""
+    def token_vectors(self, batch: Batch, query: Encoded | None, document: Encoded | None) -> tuple[Tensor, Tensor]:
+        """Token vectors of all documents, and of the queries whose turn it is: the same ones however a batch is cut.
+
+        With a frozen encoder token states are looked up, and no encoding is needed.
+        """
+        matcher = self.model.matcher
+        assert matcher is not None
         turn = (batch.first + np.arange(len(batch.queries))) % self.token_stride == 0
-        rows = torch.from_numpy(turn).to(query.x.device)
-        queries = query_tokens(
-            matcher, self.model, self.queries, batch.queries[turn], some(query, rows), TRAINED_TOKENS
-        )
+        rows = torch.from_numpy(turn).to(self.model.device)
+        asked = some(query, rows) if query is not None else None
+        queries = query_tokens(matcher, self.model, self.queries, batch.queries[turn], asked, TRAINED_TOKENS)
         whole = queries.new_zeros(len(turn), *queries.shape[1:])
         documents = document_tokens(matcher, self.model, self.documents, batch.documents, document)
         return whole.index_copy(0, rows.nonzero().squeeze(1), queries), documents
@@ -199,12 +206,14 @@ class AsiObjective:
     def batch_losses(self, representations: Representations, batch: Batch) -> dict[str, Tensor]:
         """The weighted terms that compare every query and document of the batch with every other."""
         weights = self.config.loss
-        query_logits, document_logits, query_vectors, document_vectors, query_tokens, document_tokens = representations
+        query_logits, document_logits, query_vectors, document_vectors, _, _ = representations
         negatives = self.pairs.negatives(batch).to(query_logits.device)
         parts: dict[str, Tensor] = {}
         if weights.vector:
             term = losses.vector_softmax(query_vectors, document_vectors, negatives, weights.vector_temperature)
             parts["vector"] = weights.vector * term
+        if self.learns_tokens(batch):
+            parts["tokens"] = weights.tokens * self.token_loss(representations, negatives)
         if not self.learns_docids(batch):
             return parts
         query_probs, document_probs = query_logits.softmax(-1), document_logits.softmax(-1)
@@ -216,12 +225,6 @@ class AsiObjective:
         if weights.reverse:
             term = losses.reverse_cross_entropy(document_logits.log_softmax(-1), rows[:, None] != rows[None, :])
             parts["reverse"] = weights.reverse * term
-        if weights.tokens and self.model.matcher is not None:
-            turn = torch.arange(0, len(query_tokens), self.token_stride, device=query_tokens.device)
-            similar = query_vectors[turn].detach() @ nn.functional.normalize(document_vectors.detach(), dim=-1).T
-            opponents = losses.nearest_negatives(similar, turn, negatives[turn], self.config.train.token_negatives)
-            term = losses.token_softmax(query_tokens[turn], document_tokens, opponents, weights.vector_temperature)
-            parts["tokens"] = weights.tokens * term
         if weights.match:
             parts["match"] = weights.match * losses.expected_match(overlap, negatives)
         if weights.one_pass:
@@ -230,6 +233,15 @@ class AsiObjective:
         if weights.balance:
             parts["balance"] = weights.balance * losses.code_balance(document_probs)
         return parts
+
+    def token_loss(self, representations: Representations, negatives: Tensor) -> Tensor:
+        """Tokens choose among the documents that the vectors take for similar, as in search."""
+        _, _, query_vectors, document_vectors, query_tokens, document_tokens = representations
+        turn = torch.arange(0, len(query_tokens), self.token_stride, device=query_tokens.device)
+        similar = query_vectors[turn].detach() @ nn.functional.normalize(document_vectors.detach(), dim=-1).T
+        opponents = losses.nearest_negatives(similar, turn, negatives[turn], self.config.train.token_negatives)
+        temperature = self.config.loss.vector_temperature
+        return losses.token_softmax(query_tokens[turn], document_tokens, opponents, temperature)
 
     def generated(self, size: int, phase: Phase) -> NDArray[np.bool_]:
         """Which pairs of a batch the decoder learns from in this phase, evenly spread over the batch."""
