@@ -174,7 +174,7 @@ class SearchConfig:
     beams: int = 10  # K: docids that are generated for a query
     candidates: int | None = None  # documents that are ranked, at the most; default: 2% of the corpus, at least 100
     ranking: str = "vector"  # candidates are ranked by docid score, by similarity of vectors, or by a weighted sum
-    token_weight: float = 0.4  # of the match of tokens beside the similarity of vectors, if the model has token vectors
+    token_weight: float = 0.5  # of the match of tokens beside the similarity of vectors, if the model has token vectors
     matched: int = 100  # candidates whose tokens are matched: the most similar ones
     docid_weight: float = 0.005  # of the docid's log-probability in that sum; the similarity has weight 1
     fill_weight: float = 0.01  # of the heads' log-probability beside the nearness of a bucket, in constrained
