@@ -97,7 +97,7 @@ def test_other_format_is_refused(tmp_path):
     save_folder(tmp_path / "x", lambda beside: None, {})
     manifest = json.loads((tmp_path / "x" / MANIFEST).read_text())
     (tmp_path / "x" / MANIFEST).write_text(json.dumps(manifest | {"format": 99}))
-    with pytest.raises(CheckpointError, match="has format 99, this version reads 2; train again"):
+    with pytest.raises(CheckpointError, match="has format 99, this version reads 3; train again"):
         read_manifest(tmp_path / "x")
 
 
