@@ -71,6 +71,38 @@ def test_constrained_beam_finds_existing_docids_only(beams):
             assert found.codes[q][finite].tolist() == best
 
 
+def test_looks_ahead_past_a_bad_start():
+    """One beam would begin with 0 (.6) and end with 0,0 at .3; behind 1 lies a docid that is well thought of."""
+    first = torch.tensor([[0.6, 0.4]]).log()
+    second = torch.tensor([[[0.5, 0.5], [0.9, 0.1]]]).log()
+    tree = PrefixTree(np.array([[0, 0], [0, 1], [1, 0], [1, 1]]), V=2)
+    ahead = tree.look_ahead(torch.tensor([[0.1, 0.2, 0.5, 0.2]]).log())
+    assert ahead[0].exp().tolist() == [pytest.approx([0.2, 0.5])]
+    found = beam_search(table_step([first, second]), length=2, beams=1, tree=tree, ahead=ahead)
+    assert found.codes[0, 0].tolist() == [1, 0]
+    assert found.scores[0, 0].exp().item() == pytest.approx(0.4 * 0.9 * 0.5)
+
+
+@pytest.mark.parametrize("m", [1, 2, 4])
+def test_wide_beam_that_looks_ahead_equals_brute_force(m):
+    V = 4
+    draw = np.random.default_rng(m)
+    existing = np.unique(draw.integers(0, V, (30, m)), axis=0)
+    tables = random_tables(2, m, V, seed=m)
+    own = torch.from_numpy(draw.normal(size=(2, len(existing)))).float()
+    tree = PrefixTree(existing, V)
+    ahead = tree.look_ahead(own)
+    found = beam_search(table_step(tables), m, len(existing), tree, ahead=ahead)
+    for q in range(2):
+        whole = np.array([score(tables, q, tuple(docid)) for docid in existing.tolist()]) + own[q].numpy()
+        assert found.rows[q].tolist() == np.argsort(-whole, kind="stable").tolist()
+        assert found.scores[q].numpy() == pytest.approx(np.sort(whole)[::-1], abs=1e-5)
+        for depth in range(m):
+            _, prefix = np.unique(existing[:, : depth + 1], axis=0, return_inverse=True)
+            best = [own[q].numpy()[prefix.ravel() == i].max() for i in range(prefix.max() + 1)]
+            assert ahead[depth][q].tolist() == pytest.approx(best)
+
+
 def test_prefix_tree_finds_rows_of_docids():
     existing = np.array([[0, 1], [0, 3], [2, 0]], dtype=np.uint16)
     tree = PrefixTree(existing, V=4)

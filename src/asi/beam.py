@@ -41,14 +41,15 @@ class PrefixTree:
             self.levels.append(torch.from_numpy(edges[first]))
             parent = np.cumsum(first) - 1
 
-    def continuations(self, depth: int, prefixes: Tensor) -> tuple[Tensor, Tensor]:
-        """The codes that continue each of the flat `prefixes` (n,), as indices: (row of prefixes, code)."""
+    def continuations(self, depth: int, prefixes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What continues each of the flat `prefixes` (n,): (row of prefixes, code, rank of the longer prefix)."""
         level = self.levels[depth]
         start = torch.searchsorted(level, prefixes * self.V)
         count = torch.searchsorted(level, (prefixes + 1) * self.V) - start
         row = torch.repeat_interleave(torch.arange(len(prefixes)), count)
         within = torch.arange(len(row)) - torch.repeat_interleave(count.cumsum(0) - count, count)
-        return row, level[start[row] + within] - prefixes[row] * self.V
+        rank = start[row] + within
+        return row, level[rank] - prefixes[row] * self.V, rank
 
     def rank(self, depth: int, prefixes: Tensor, codes: Tensor) -> Tensor:
         """The ranks of prefixes that exist, one code longer; of no meaning for those that don't."""
@@ -65,17 +66,32 @@ class PrefixTree:
             exists &= self.levels[depth][prefixes] == edges
         return torch.where(exists, prefixes, -1)
 
+    def look_ahead(self, scores: Tensor) -> list[Tensor]:
+        """From scores (Q, U) of the existing docids, for every length the best that each prefix can lead to."""
+        best = [scores]
+        for level, shorter in zip(self.levels[:0:-1], self.levels[-2::-1], strict=True):
+            parents = (level // self.V).to(scores.device).expand(len(scores), -1)
+            empty = scores.new_full((len(scores), len(shorter)), -torch.inf)
+            best.append(empty.scatter_reduce(1, parents, best[-1], "amax"))
+        return best[::-1]
+
 
 def beam_search(
-    step: Step, length: int, beams: int, tree: PrefixTree | None = None, visit: Visit | None = None
+    step: Step,
+    length: int,
+    beams: int,
+    tree: PrefixTree | None = None,
+    visit: Visit | None = None,
+    ahead: list[Tensor] | None = None,
 ) -> Beams:
     """The `beams` best docids for each query under `step`, best first; only existing ones if a tree is given.
 
-    `visit` sees the unfinished ones too. Equal scores keep the order of beams and codes, so that equal input gives
-    equal output.
+    `ahead` (of the tree's `look_ahead`) is added to the scores by which beams are kept: a prefix that leads to a docid
+    of promise survives a bad start, and a whole docid's score is that of `step` plus its own. `visit` sees the
+    unfinished ones too. Equal scores keep the order of beams and codes, so that equal input gives equal output.
     """
     moves: tuple[Tensor, Tensor] | None = None
-    codes = scores = prefixes = torch.empty(0)
+    codes = scores = kept = prefixes = torch.empty(0)
     for depth in range(length):
         log_probs = step(moves)  # (Q, K, V)
         Q, _, V = log_probs.shape
@@ -84,27 +100,25 @@ def beam_search(
             scores = torch.zeros(Q, 1, device=log_probs.device)
             prefixes = torch.zeros(Q, 1, dtype=torch.long)
         total = scores[:, :, None] + log_probs
-        if tree is not None:
-            total = only_existing(total, tree, depth, prefixes)
-        scores, flat = stable_topk(total.flatten(1), beams)
+        promise = 0 if tree is None else promise_of(total, tree, depth, prefixes, ahead)
+        kept, flat = stable_topk((total + promise).flatten(1), beams)
+        scores = total.flatten(1).gather(1, flat).masked_fill(kept == -torch.inf, -torch.inf)
         parent, code = flat // V, flat % V
         codes = torch.cat([codes.gather(1, parent[:, :, None].expand(-1, -1, depth)), code[:, :, None]], dim=2)
         if tree is not None:
             prefixes = tree.rank(depth, prefixes.gather(1, parent.cpu()), code.cpu())
         moves = (code, parent)
         if visit is not None:
-            visit(depth, scores, prefixes, codes)
-    return Beams(codes, scores, prefixes if tree is not None else None)
+            visit(depth, kept, prefixes, codes)
+    return Beams(codes, kept, prefixes if tree is not None else None)
 
 
-def only_existing(total: Tensor, tree: PrefixTree, depth: int, prefixes: Tensor) -> Tensor:
-    """Scores (Q, K, V) with -inf on every code that continues no existing docid."""
-    row, code = tree.continuations(depth, prefixes.flatten())
-    row, code = row.to(total.device), code.to(total.device)
-    allowed = torch.full_like(total, -torch.inf)
-    flat = total.flatten(0, 1)
-    allowed.flatten(0, 1)[row, code] = flat[row, code]
-    return allowed
+def promise_of(total: Tensor, tree: PrefixTree, depth: int, prefixes: Tensor, ahead: list[Tensor] | None) -> Tensor:
+    """What is added to scores (Q, K, V): -inf for every code that continues no existing docid, else what is ahead."""
+    row, code, rank = (part.to(total.device) for part in tree.continuations(depth, prefixes.flatten()))
+    promise = torch.full_like(total, -torch.inf)
+    promise.flatten(0, 1)[row, code] = 0.0 if ahead is None else ahead[depth][row // total.size(1), rank]
+    return promise
 
 
 def stable_topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -176,8 +176,9 @@ class SearchConfig:
     ranking: str = "vector"  # candidates are ranked by docid score, by similarity of vectors, or by a weighted sum
     token_weight: float = 0.5  # of the match of tokens beside the similarity of vectors, if the model has token vectors
     matched: int = 100  # candidates whose tokens are matched: the most similar ones
-    docid_weight: float = 0.005  # of the docid's log-probability in that sum; the similarity has weight 1
+    docid_weight: float = 0.002  # of the docid's score in that sum; the similarity has weight 1
     fill_weight: float = 0.01  # of the heads' log-probability beside the nearness of a bucket, in constrained
+    ahead_weight: float = 2.0  # of the heads' log-probability, of the best docid ahead, in the beam of constrained
     bucket_cap: int | None = None  # documents of one bucket in an answer, at the most
 
     def __post_init__(self) -> None:
@@ -189,6 +190,7 @@ class SearchConfig:
             f"search.candidates must be at least 1, got {self.candidates}",
         )
         require(self.fill_weight >= 0, f"search.fill_weight must not be negative, got {self.fill_weight}")
+        require(self.ahead_weight >= 0, f"search.ahead_weight must not be negative, got {self.ahead_weight}")
         require(self.token_weight >= 0, f"search.token_weight must not be negative, got {self.token_weight}")
         require(self.matched >= 1, f"search.matched must be at least 1, got {self.matched}")
         require(self.docid_weight >= 0, f"search.docid_weight must not be negative, got {self.docid_weight}")
@@ -277,6 +279,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "model.docids=random",
         "train.start_heads=0",
         "model.head_prior=false",
+        "search.ahead_weight=0",  # these heads know nothing of the docids
+        "search.fill_weight=0",
         *(f"loss.{name}=0" for name in ("contrastive", "reverse", "match", "one_pass", "balance")),
     ),
 }

@@ -1,7 +1,8 @@
 """Query to docids to candidates to ranked hits.
 
-Three ways to docids: `beam` (the paper's plain beam search), `constrained` (the beam follows only docids that exist,
-and the list is filled up with the docids whose buckets are nearest) and `one-pass` (the heads alone, m look-ups each).
+Three ways to docids: `beam` (the paper's plain beam search), `constrained` (the beam follows only docids that exist
+and looks ahead by the heads; the list is filled up with the docids whose buckets are nearest) and `one-pass` (the heads
+alone, m look-ups each).
 Equal queries get equal answers whatever they are batched with: a query is padded to its own length, never to its
 neighbour's, and the small matrices of a single query are given the rows of four.
 Letters: Q queries, K docids per query, m docid length, V codes per position, U docids in use, D width.
@@ -159,12 +160,13 @@ class Searcher:
             generation = self.model.generation(query.encoded, logits)
             if self.config.mode == "beam":
                 return plain_beams(generation, view, beams, query.real)
-            nearness = self.nearness(query, logits, view)
-            return constrained_beams(generation, nearness, view, beams, count, query.real)
+            by_heads = one_pass_scores(logits.log_softmax(-1), view)
+            ahead = view.tree.look_ahead(self.config.ahead_weight * by_heads) if self.config.ahead_weight else None
+            nearness = self.nearness(query, by_heads, view)
+            return constrained_beams(generation, nearness, ahead, view, beams, count, query.real)
 
-    def nearness(self, query: "PaddedQueries", logits: Tensor, view: View) -> Tensor:
+    def nearness(self, query: "PaddedQueries", by_heads: Tensor, view: View) -> Tensor:
         """How near every docid is to every query (Q, U): by its bucket's vectors and by the heads."""
-        by_heads = one_pass_scores(logits.log_softmax(-1), view)
         if not self.fills_up or (centres := view.centres) is None:
             return by_heads
         vectors, biases, owners = centres
@@ -272,11 +274,17 @@ def plain_beams(generation: Generation, view: View, beams: int, count: int) -> D
 
 
 def constrained_beams(
-    generation: Generation, nearness: Tensor, view: View, beams: int, wanted: int, count: int
+    generation: Generation,
+    nearness: Tensor,
+    ahead: list[Tensor] | None,
+    view: View,
+    beams: int,
+    wanted: int,
+    count: int,
 ) -> Docids:
     """The beam's docids, then the nearest of the rest, to `wanted` docids in all or as many as there are."""
     beams = min(beams, len(view.snapshot.codes))
-    found = beam_search(generation, len(view.tree.levels), beams, view.tree)
+    found = beam_search(generation, len(view.tree.levels), beams, view.tree, ahead=ahead)
     assert found.rows is not None
     rows, scores = found.rows[:count], found.scores[:count].cpu()
     near, near_rows = (part.cpu() for part in stable_topk(nearness[:count], wanted + beams))

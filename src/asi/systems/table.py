@@ -73,8 +73,9 @@ ULTRON = (Stage(0.3, ("documents", "spans", "terms")), Stage(0.7, ("pseudo",)), 
 ROWS = (
     asi(
         "asi",
-        "docids of 2 codes out of 1024; ours are the terms match, balance and vector, the constrained beam that is "
-        "filled up with the nearest buckets to 2% of the corpus, and ranking by vectors, tokens and known queries",
+        "docids of 2 codes out of 1024; ours are the terms match, balance and vector, the constrained beam that looks "
+        "ahead and is filled up with the nearest buckets to 2% of the corpus, and ranking by vectors, tokens and known "
+        "queries",
     ),
     System(
         "asi-beam", "learned docids and ranking", "this project's paper",
