@@ -181,9 +181,9 @@ def test_a_page_says_the_same_three_ways(tmp_path):
     assert (tmp_path / "figures" / "p.svg").exists()
 
 
-def variant_report(r1, r10, acc, d_per_id):
+def variant_report(r1, r10, acc, d_per_id, queries=10_000):
     return {
-        way: {"test": Report(docid={"R@1": r1, "R@10": r10}, acc=acc, d_per_id=d_per_id, queries=9)}
+        way: {"test": Report(docid={"R@1": r1, "R@10": r10}, acc=acc, d_per_id=d_per_id, queries=queries)}
         for way in ("beam", "constrained")
     }
 
@@ -203,6 +203,11 @@ def test_findings_follow_the_figures():
     assert all("does not hold here" in line for line in variant_findings(turned))
     close = results | {"no-reverse": variant_report(0.4, 0.705, 0.3, 1.5)}
     assert "too close to tell here (R@10 0.705 against 0.700" in variant_findings(close)[1]
+    few = results | {"no-reverse": variant_report(0.5, 0.72, 0.4, 1.5, queries=400)}
+    many = results | {"no-reverse": variant_report(0.5, 0.72, 0.4, 1.5, queries=10_000)}
+    few["unique"] = variant_report(0.4, 0.7, 0.3, 1.2, queries=400)
+    assert "too close to tell here" in variant_findings(few)[1]
+    assert "holds here" in variant_findings(many)[1]
     assert [trend(values) for values in ([1, 2, 3], [3, 2, 1], [1, 3, 2], [3, 1, 2], [1, 1])] == [
         "rises", "falls", "rises overall", "falls overall", "stays",
     ]  # fmt: skip
@@ -220,7 +225,8 @@ def test_report_of_a_run(run_folder, beir, tmp_path):
     assert done.returncode == 0, done.stderr
     page = json.loads((tmp_path / "page" / "report.json").read_text())
     assert page["judge"] == "TF-IDF cosine"
-    [new] = [rows for title, rows in page["tables"].items() if title.startswith("New documents")]
+    new, plain = (rows for title, rows in page["tables"].items() if title.startswith("New documents"))
+    assert [row["queries"] for row in plain] == [row["queries"] for row in new]
     counts = {row["group"]: row["queries"] for row in new}
     assert counts["all"] == counts["Existing"] + counts["NewContent"] + counts["NewSemantic"]
     assert counts["Existing"] == 42
@@ -243,12 +249,20 @@ def test_a_study_is_resumed_and_refuses_other_settings(beir, encoder_folder, tmp
     sets = [word for setting in settings for word in ("--set", setting)]
     shutil.copytree(beir, tmp_path / "data")
     command = ("study", "length", "data", "--out", "s", "--judge", "tfidf", *sets)
+    minutes = asi(*command, "--set", "train.minutes=1", cwd=tmp_path)
+    assert minutes.stderr.splitlines() == ["Error: the runs of a study have --steps, not --set train.minutes=1"]
     first = asi(*command, "--steps", 4, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     assert "Docid length: 3, 4 runs to go, about" in first.stderr
     page = json.loads((tmp_path / "s" / "length" / "report.json").read_text())
     [rows] = [rows for title, rows in page["tables"].items() if "test: plain beam" in title]
     assert [row["length"] for row in rows] == list(STUDIES["length"].runs)
+    assert page["judge"] == "TF-IDF cosine"
+    assert page["settings"]["model"]["V"] == 8  # the user's, not the study's 256
+    assert (
+        json.loads((tmp_path / "s" / "runs" / "docid-length-4" / "run.json").read_text())["config"]["model"]["V"] == 8
+    )
+    assert any("R@10 falls as docids grow: " in line for line in page["texts"]["Docid length"])
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "s" / "runs").glob("*/study.json")}
     assert len(kept) == 5
     (tmp_path / "s" / "runs" / "docid-length-4" / "study.json").unlink()

@@ -132,6 +132,7 @@ def test_train_from_a_pairs_file_with_settings(tmp_path, encoder_folder):
         (["show", "{run}", "docid", "1,x"], "Error: a docid is integers with commas"),
         (["show", "{run}", "docid", "1"], "Error: docids of this run have 3 codes"),
         (["evaluate", "{run}", "{beir}", "--split", "nope"], "test_unseen"),
+        (["evaluate", "{run}", "pydoc"], "Error: the index has none of the documents that these queries ask for"),
         (["evaluate", "{run}", "{beir}", "--run-file", "{empty}/none/x.trec"], "Error: there is no folder"),
         (["train", "nowhere", "--out", "{empty}/x"], "hpo"),
         (["train", "hpo", "--out", "{empty}/x", "--set", "train.lr"], "Error: --set takes section.name=value"),

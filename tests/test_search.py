@@ -1,4 +1,5 @@
 import shutil
+from collections import Counter
 from itertools import product
 from types import SimpleNamespace
 
@@ -56,6 +57,19 @@ def test_widens_until_the_corpus_is_exhausted(index, mode):
     [hits] = index.search(["red house"], k=1000, mode=mode)
     assert sorted(hit.key for hit in hits) == sorted(stored.document.key for stored in index.store.stored_documents())
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+
+
+def test_counts_the_documents_that_are_ranked(index):
+    sizes = Counter(stored.docid for stored in index.store.stored_documents())
+    encoded = index.searcher.encode(QUERIES)
+    plain = index.configured(mode="beam", candidates=10_000)
+    opened = [sum(sizes[docid] for docid in docids) for docids in plain.docids(encoded, 10)]
+    assert plain.count_ranked(encoded, 3).tolist() == opened
+    assert len(set(opened)) > 1
+    largest = max(sizes.values())
+    for mode in ("constrained", "one-pass"):
+        counted = index.configured(mode=mode, candidates=largest).count_ranked(encoded, 1)
+        assert set(counted.tolist()) == {largest}  # smaller buckets fill the room that others leave
 
 
 def test_constrained_docids_exist_and_plain_ones_are_the_decoders_best(index):

@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from asi.errors import DataError
 from asi.judges import Judge, Quality, quality_score
 from asi.metrics import (
     Buckets,
@@ -96,21 +97,32 @@ def evaluate_searchers(
     The docids of all ways come from one encoding of the queries; the time per query is that of whole searches.
     With a judge also the quality of what the docids open.
     """
+    relevant = [docid_map.rows_of(keys) for keys in relevant_keys(qrels).values()]
+    if not any(relevant):
+        raise DataError(
+            "the index has none of the documents that these queries ask for: evaluate with the data that was indexed, "
+            "or index its documents (asi index RUN DATA)"
+        )
     reports, runs = {}, {}
     for name, searcher in searchers.items():
         reports[name], runs[name] = evaluate_documents(searcher, queries, qrels, k)
     found: dict[str, list[list[Docid]]] = {name: [] for name in searchers}
+    ranked: dict[str, list[NDArray[np.int64]]] = {name: [] for name in searchers}
     own: list[NDArray[np.int64]] = []
     for part in calls_of(judged_queries(queries, qrels), QUERIES_ENCODED_AT_ONCE):
         encoded = next(iter(searchers.values())).encode([query.text for query in part])
         own.append(next(iter(searchers.values())).head_docids(encoded))
         for name, searcher in searchers.items():
             found[name] += searcher.docids(encoded, DEPTH)
-    relevant = [docid_map.rows_of(keys) for keys in relevant_keys(qrels).values()]
+            ranked[name].append(searcher.count_ranked(encoded, k))
     acc = share_of_equal_docids(np.concatenate(own), docid_map.docids, relevant)
     for name, docids in found.items():
         scores = docid_scores(docid_map.buckets, docids, relevant)
-        reports[name] = reports[name].with_docids(scores, docid_map.health, acc)
+        counts = np.concatenate(ranked[name])
+        reports[name] = replace(
+            reports[name].with_docids(scores, docid_map.health, acc),
+            ranked={"mean": float(counts.mean()), "most": float(counts.max())},
+        )
         if judge is not None:
             texts = [query.text for query in judged_queries(queries, qrels)]
             quality = quality_of_docids(judge, texts, docids, docid_map)

@@ -179,7 +179,7 @@ def pseudo_queries_file(
 ) -> Path:
     """The pairs file in `folder` with `count` pseudo queries of every document, from a generator that is trained on the
     data set's pairs; what is there already is not made again."""
-    file, place = folder / "pseudo-queries.jsonl", folder / "generator"
+    file, place = folder / f"pseudo-queries-{count}.jsonl", folder / "generator"
     if file.exists():
         wanted = origin_of(training_texts(dataset), dataset.name, config or GeneratorConfig(), training(steps, seed))
         if read_manifest(place).get("origin") != wanted:

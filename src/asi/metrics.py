@@ -266,6 +266,7 @@ class Report:
     acc: float | None = None
     d_per_id: float | None = None
     d_per_q: float | None = None  # documents that a query's docids open
+    ranked: dict[str, float] | None = None  # documents that were ranked for a query: `mean` and `most`
     invalid: dict[str, float] | None = None  # share of docids that no document has: of `all` retrieved, of the `first`
     quality: dict[str, Any] | None = None  # `judge`, `micro` and `macro` of the documents that the docids open
     docids: int | None = None
@@ -325,6 +326,7 @@ COLUMNS: dict[str, tuple[Callable[[Report], float | None], str]] = {  # title: v
     "Acc": (attrgetter("acc"), ".3f"),
     "D/ID": (attrgetter("d_per_id"), ".2f"),
     "D/Q": (attrgetter("d_per_q"), ".1f"),
+    "ranked": (entry("ranked", "mean"), ".0f"),
     "invalid": (entry("invalid", "all"), ".3f"),
     "ms": (attrgetter("ms_per_query"), ".2f"),
 }

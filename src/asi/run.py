@@ -69,7 +69,7 @@ class RunState:
         try:
             values = json.loads(folder.run.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"can't resume: {folder.run} can't be read ({error})") from error
+            raise CheckpointError(f"{folder.run}, which says what the run is, can't be read ({error})") from error
         return cls(**(values | {"config": from_dict(values["config"])}))
 
     def check_texts(self, texts: TrainingTexts, path: Path) -> None:

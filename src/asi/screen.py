@@ -29,8 +29,8 @@ LINE_EVERY = 15.0  # seconds between lines where no bar can be drawn
 class ScreenReporter:
     """A progress bar on a terminal, a line now and then elsewhere."""
 
-    def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False)
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True, highlight=False)
         self.bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
             TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=self.console,
@@ -50,8 +50,9 @@ class ScreenReporter:
         self.bar.stop()
 
     def stage(self, name: str, total: int) -> None:
-        if self.task is not None:
-            self.bar.stop_task(self.task)
+        if self.task is not None:  # one bar at a time: a long study would push the newest off the screen
+            self.bar.remove_task(self.task)
+            self.message(f"{self.name} took {time.monotonic() - self.begun:.0f} s")
         self.task = self.bar.add_task(name, total=total or None, note="")
         self.name, self.total, self.begun, self.said = name, total, time.monotonic(), time.monotonic()
         self.losses, self.docids = "", ""

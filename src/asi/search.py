@@ -119,6 +119,14 @@ class Searcher:
                 answers[row] = [tuple(docid) for docid in codes[np.isfinite(scores)][:count].tolist()]
         return answers
 
+    def count_ranked(self, queries: "EncodedQueries", k: int) -> NDArray[np.int64]:
+        """How many documents are ranked for each query (n,) to find k."""
+        found = np.zeros(sum(len(rows) for rows, _ in queries), dtype=np.int64)
+        view = self.current_view()
+        for rows, query in queries if len(view.snapshot.codes) else ():
+            found[rows] = np.bincount(self.find_candidates(query, view, k).query, minlength=len(rows))
+        return found
+
     def head_docids(self, queries: "EncodedQueries") -> NDArray[np.int64]:
         """The docids (n, m) that the heads give the queries themselves: their "pseudo query ids"."""
         found = np.empty((sum(len(rows) for rows, _ in queries), self.model.config.m), dtype=np.int64)
@@ -175,15 +183,17 @@ class Searcher:
         nearest = own.scatter_reduce(1, owners.expand(len(further), -1), further, "amax")
         return nearest + self.config.fill_weight * by_heads
 
+    def find_candidates(self, query: "PaddedQueries", view: View, k: int) -> Candidates:
+        count = self.candidates(view, k)
+        return candidates_of(self.find_docids(query, view, count), view.snapshot, count, k, self.config.bucket_cap)
+
     def answer(self, query: "PaddedQueries", k: int) -> list[list[tuple[Hit, Document]]]:
         """Ranked hits; started over if a document that was found has been replaced or deleted meanwhile."""
         for _ in range(3):
             view = self.current_view()
             if not len(view.snapshot.codes):
                 return [[] for _ in range(query.real)]
-            count = self.candidates(view, k)
-            docids = self.find_docids(query, view, count)
-            candidates = candidates_of(docids, view.snapshot, count, k, self.config.bucket_cap)
+            candidates = self.find_candidates(query, view, k)
             scores = self.rank_scores(candidates, query)
             chosen = best_of_each_query(candidates, scores, k, self.config.bucket_cap, query.real)
             documents = self.store.documents(candidates.number[chosen])

@@ -12,7 +12,8 @@ from typing import Any
 
 from asi.analysis.fingerprint import data_fingerprint
 from asi.batches import training_texts
-from asi.config import Config
+from asi.checkpoint import FORMAT_VERSION
+from asi.config import Config, to_dict
 from asi.datasets import Dataset
 from asi.folders import write_atomically
 from asi.index import Index
@@ -32,6 +33,7 @@ class Bench:
     dataset: Dataset
     splits: Sequence[str]
     config: Config  # the number of steps, and everything that the runs do not change
+    settings: Sequence[str]  # of the user, which are in it too: a study's own are below them
     judge: Judge
     out: Path
     reporter: Reporter
@@ -66,7 +68,13 @@ def measured_run(bench: Bench, label: str, folder: Path, dataset: Dataset, confi
     """The measures of a run: read from its folder, or trained for."""
     check_same_run(folder, config, dataset.name)
     kept = measures_file(folder)
-    wanted = {"judge": bench.judge.source, "splits": list(bench.splits), "data": bench.fingerprint(dataset)}
+    wanted = {
+        "judge": bench.judge.source,
+        "splits": list(bench.splits),
+        "data": bench.fingerprint(dataset),
+        "settings": to_dict(config),
+        "format": FORMAT_VERSION,
+    }
     if kept.exists():
         saved = json.loads(kept.read_text(encoding="utf-8"))
         if {name: saved.get(name) for name in wanted} == wanted:

@@ -47,7 +47,7 @@ def expansion_section(bench: Bench) -> Section:
         [expansion_text(dataset, documents)],
         [
             Table(
-                split,
+                f"{split}; judge: {bench.judge.name}",
                 ("system", *PAPER_COLUMNS, "document R@10", "document MRR@10"),
                 [expansion_row(name, by[split]) for name, by in reports.items()],
             )
@@ -63,8 +63,7 @@ def expansion_text(dataset: Dataset, documents: Sequence[Document]) -> str:
         f"{len(qrels):,} training pairs for {len(documents):,} documents, of which "
         f"{len({qrel.document for qrel in qrels}):,} have any. A generator of our own is trained on the pairs "
         f"({DEFAULT_STEPS} steps), samples {QUERIES_PER_DOCUMENT} queries for every document of the corpus, and "
-        "these are trained on too. The documents of test_unseen have no training query, but here they have pseudo "
-        "queries."
+        "these are trained on too. So documents without a training query have pseudo queries here."
     )
 
 

@@ -1,6 +1,7 @@
 """Figures as SVG text."""
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from io import StringIO
 from typing import Any
 
@@ -13,14 +14,19 @@ COLOURS = ("#1558b0", "#c2410c", "#15803d", "#7e22ce", "#b91c1c", "#0f766e")
 TSNE_POINTS = 5000  # more are sampled: the picture is full by then
 
 
-def new_axes(width: float = 7.0, height: float = 4.0, columns: int = 1) -> tuple[Any, Any]:
-    try:
-        import matplotlib
+def check_packages() -> None:
+    """Refuse before hours of training what can't be drawn after them."""
+    for package in ("matplotlib", "openTSNE"):
+        if find_spec(package) is None:
+            raise ConfigError(f"figures need {package}; run: pip install 'auto-search-indexer[report]'")
 
-        matplotlib.use("svg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        raise ConfigError("figures need matplotlib; run: pip install 'auto-search-indexer[report]'") from None
+
+def new_axes(width: float = 7.0, height: float = 4.0, columns: int = 1) -> tuple[Any, Any]:
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
     plt.rcParams.update({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "asi"})
     return plt.subplots(1, columns, figsize=(width, height), layout="constrained")
 
@@ -47,10 +53,8 @@ def density_figure(sizes: NDArray[np.int64]) -> str:
 
 def tsne_figure(docids: NDArray[np.int64], V: int, seed: int = 0) -> str | None:
     """Docids as vectors of m numbers, laid out by t-SNE and coloured by their first code; None for a handful."""
-    try:
-        from openTSNE import TSNE
-    except ImportError:
-        raise ConfigError("t-SNE needs openTSNE; run: pip install 'auto-search-indexer[report]'") from None
+    from openTSNE import TSNE
+
     if len(docids) < 20:
         return None
     draw = np.random.default_rng(seed)

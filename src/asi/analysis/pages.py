@@ -108,7 +108,9 @@ def as_json(page: Page) -> dict[str, Any]:
         for section in page.sections
         for table in section.tables
     }
-    return {"title": page.title, **page.data, "tables": tables}
+    texts = {section.title: list(section.paragraphs) for section in page.sections if section.paragraphs}
+    about = {"title": page.title, "introduction": list(page.introduction), "texts": texts}
+    return {**about, **page.data, "tables": tables}
 
 
 STYLE = """

@@ -2,9 +2,10 @@
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from asi.analysis import docids, figures
-from asi.analysis.new_documents import evaluate_groups
+from asi.analysis.new_documents import Group, evaluate_groups
 from asi.analysis.pages import Cell, Figure, Page, Section, Table
 from asi.datasets import Dataset
 from asi.errors import ConfigError
@@ -38,6 +39,7 @@ def build_report(
     stage: Stage = lambda name: None,
 ) -> Page:
     """The page of a run: measures, new documents, how the docids spread, what shares them."""
+    figures.check_packages()
     stage("searching the test queries")
     docid_map = DocidMap(opened.searcher)
     reports, _ = evaluate_ways(opened, dataset, splits, possible_ways(opened), judge)
@@ -54,10 +56,12 @@ def build_report(
         similarity_section(docid_map, judge),
         *case_sections(docid_map),
     ]
-    config = opened.loaded.config
+    config, steps = opened.loaded.config, RunState.load(opened.folder).steps
     introduction = [
         f"Run `{opened.folder.path.name}` on `{dataset.name}`, {', '.join(splits)}, {datetime.date.today()}. "
-        f"{len(docid_map.documents):,} documents; docids of {config.model.m} codes, {config.model.V} at each position.",
+        f"{len(docid_map.documents):,} documents; docids of {config.model.m} codes, {config.model.V} at each position; "
+        f"trained for {steps or 0:,} steps, seed {config.train.seed}, encoder "
+        f"`{Path(config.model.encoder).name}`.",
         "Recall is three numbers here. docid: the docid of a relevant document is among the first k (the paper's "
         "recall). expected: one random document per docid. document: after ranking, what a user sees.",
     ]
@@ -98,6 +102,8 @@ def measures_section(reports: Reports, judge: Judge, names: Mapping[str, str]) -
                     *start,
                     *(document.get(n) for n in ("R@1", "R@5", "R@10", "MRR@10", "nDCG@10")),
                     expected.get("R@10"),
+                    (report.ranked or {}).get("mean"),
+                    (report.ranked or {}).get("most"),
                     report.ms_per_query,
                     report.queries,
                 ]
@@ -112,7 +118,9 @@ def measures_section(reports: Reports, judge: Judge, names: Mapping[str, str]) -
             "all and of the first."
         ],
         [
-            Table("Docid level", (*columns, *PAPER_COLUMNS, "invalid", "invalid first"), docid_rows),
+            Table(
+                f"Docid level; judge: {judge.name}", (*columns, *PAPER_COLUMNS, "invalid", "invalid first"), docid_rows
+            ),
             Table(
                 "Document level",
                 (
@@ -123,6 +131,8 @@ def measures_section(reports: Reports, judge: Judge, names: Mapping[str, str]) -
                     "MRR@10",
                     "nDCG@10",
                     "expected R@10",
+                    "documents ranked",
+                    "at most",
                     "ms a query, 32 at once",
                     "queries",
                 ),
@@ -140,9 +150,30 @@ def more_pairs_text(count: int) -> str:
 
 
 def new_section(opened: Index, dataset: Dataset, splits: Sequence[str], docid_map: DocidMap, judge: Judge) -> Section:
-    way, settings = next(iter(possible_ways(opened).items()))
+    ways = possible_ways(opened)
+    shown = {name: ways[name] for name in ("asi", "asi-beam") if name in ways} or dict([next(iter(ways.items()))])
     more_pairs = RunState.load(opened.folder).more_pairs
-    groups = evaluate_groups(opened.configured(**settings), dataset, splits, docid_map, judge)
+    return Section(
+        "New documents",
+        [
+            "Queries grouped by their document. Existing: it has training queries. NewContent: it has none, but shares "
+            "its docid with one that has. NewSemantic: its docid is new too. A query that asks for documents of two "
+            "groups counts in both. The constrained beam knows all docids in use, those of new documents too; the "
+            "plain one generates what it has learnt.",
+            *([more_pairs_text(more_pairs)] if more_pairs else []),
+        ],
+        [
+            Table(
+                f"{names_of_ways(opened)[name]}; judge: {judge.name}",
+                ("group", "queries", "documents", *PAPER_COLUMNS, "document R@10", "document MRR@10"),
+                group_rows(evaluate_groups(opened.configured(**settings), dataset, splits, docid_map, judge)),
+            )
+            for name, settings in shown.items()
+        ],
+    )
+
+
+def group_rows(groups: Mapping[str, Group]) -> list[list[Cell]]:
     rows: list[list[Cell]] = []
     for name, group in groups.items():
         report = group.report
@@ -151,21 +182,7 @@ def new_section(opened: Index, dataset: Dataset, splits: Sequence[str], docid_ma
             continue
         document = report.document or {}
         rows.append([name, report.queries, group.documents, *docid_cells(report), document["R@10"], document["MRR@10"]])
-    return Section(
-        "New documents",
-        [
-            "Queries grouped by their document. Existing: it has training queries. NewContent: it has none, but shares "
-            f"its docid with one that has. NewSemantic: its docid is new too. Search: {names_of_ways(opened)[way]}.",
-            *([more_pairs_text(more_pairs)] if more_pairs else []),
-        ],
-        [
-            Table(
-                "How new the document is",
-                ("group", "queries", "documents", *PAPER_COLUMNS, "document R@10", "document MRR@10"),
-                rows,
-            )
-        ],
-    )
+    return rows
 
 
 def density_section(docid_map: DocidMap, V: int) -> Section:
@@ -252,7 +269,7 @@ def case_sections(docid_map: DocidMap) -> list[Section]:
     return [
         Section(
             "Buckets",
-            ["Some docids with some of their documents, and the words that all their documents have in common."],
+            ["Some docids with some of their documents, and the words that two and at least a third of these share."],
             [Table("Docids and their documents", CASE_COLUMNS, [case_row(case) for case in buckets])],
         ),
         Section(

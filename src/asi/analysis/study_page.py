@@ -5,11 +5,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from asi.analysis import figures
 from asi.analysis.bench import Bench
 from asi.analysis.expansion_study import EXPANSION_RUNS, expansion_section
 from asi.analysis.pages import Page, Section
 from asi.analysis.report import build_report
 from asi.analysis.studies import STUDIES, find_study, run_study, study_runs
+from asi.config import to_dict
 from asi.index import Index
 
 
@@ -25,12 +27,18 @@ def write_study(name: str, bench: Bench) -> Path:
     if name in ("all", "expansion"):
         bench.plan(map(bench.run_folder, EXPANSION_RUNS))
         parts.append(partial(expansion_section, bench))
-    sections = [part() for part in parts]
+    figures.check_packages()
     introduction = [f"`{bench.dataset.name}`, {', '.join(bench.splits)}, {datetime.date.today()}."]
+    title = f"Studies on {bench.dataset.name}"
+    sections: list[Section] = []
+    data = {"judge": bench.judge.name, "splits": list(bench.splits), "settings": to_dict(bench.config)}
+    for part in parts:
+        sections.append(part())
+        whole = Page(title if name == "all" else sections[0].title, introduction, sections, data)
+        page = whole.write(bench.out if name == "all" else bench.out / name)  # what is done can be read
     if name != "all":
-        return Page(sections[0].title, introduction, sections).write(bench.out / name)
+        return page
     with Index.load(bench.run_folder("default"), bench.device) as opened:
         stage = partial(bench.reporter.stage, total=0)
         report = build_report(opened, bench.dataset, bench.splits, bench.judge, baselines=True, stage=stage)
-    title = f"Studies on {bench.dataset.name}"
-    return Page(title, report.introduction, [*report.sections, *sections], report.data).write(bench.out)
+    return Page(title, report.introduction, [*report.sections, *sections], data | report.data).write(bench.out)

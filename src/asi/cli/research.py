@@ -113,18 +113,22 @@ def study(
     """Train and compare what the paper compares, and write a page. Stopped, it goes on where it was when run again."""
     from asi.analysis.bench import Bench
     from asi.analysis.study_page import write_study
+    from asi.config import LENGTHS
     from asi.datasets import open_dataset
     from asi.judges import find_judge
     from asi.screen import ScreenReporter
 
     # What is studied are docids: ranking by tokens and more steps for vectors would only take time.
     fixed = ["model.token_width=0", "train.docid_every=1", "train.freeze_docids=0.8"]
-    config = resolve_config("small", None, None, [*fixed, *(settings or []), f"train.steps={steps}"])
+    own = settings or []
+    if lengths := [text for text in own if text.strip().startswith(tuple(f"train.{name}=" for name in LENGTHS))]:
+        raise AsiError(f"the runs of a study have --steps, not --set {lengths[0]}")
+    config = resolve_config("small", None, None, [*fixed, *own, f"train.steps={steps}"])
     bad = bad_records(skip_bad)
     with ScreenReporter() as reporter, stop_signals() as stopping:
         dataset = open_dataset(data, bad)
         splits = split or splits_to_measure(dataset)
-        bench = Bench(dataset, splits, config, find_judge(judge, device), out, reporter, stopping, device)
+        bench = Bench(dataset, splits, config, own, find_judge(judge, device), out, reporter, stopping, device)
         page = write_study(name, bench)
     report_skipped(bad)
     typer.echo(f"wrote {page}, and the same as report.md and report.json beside it")
