@@ -21,7 +21,7 @@ from asi.config import Config, with_overrides
 from asi.datasets import Dataset, WithMorePairs, open_dataset
 from asi.distributed import choose_device
 from asi.evaluation import DocidMap, judged_queries, share_of_equal_docids
-from asi.expansion import DEFAULT_STEPS, pseudo_queries_file
+from asi.expansion import DEFAULT_STEPS, generator_training, pseudo_queries_file
 from asi.features import compute_features
 from asi.holdout import HeldOut
 from asi.index import Index
@@ -100,9 +100,8 @@ def with_pseudo_queries(dataset: HeldOut, folder: Path, cache: Path) -> Dataset:
     file = pseudo_queries_file(
         dataset,
         folder,
-        steps=DEFAULT_STEPS,
+        generator_training(seed=0, steps=DEFAULT_STEPS),
         count=3,
-        seed=0,
         device=choose_device(None),
         reporter=Silence(),
         cache=cache,

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from asi.arrays import expand_ranges
-from asi.batches import Batch, TrainingPairs, training_texts
+from asi.batches import Batch, GroupedPairs, TrainingPairs, training_texts
 from asi.datasets import open_dataset
 from asi.errors import DataError
 
@@ -69,3 +69,18 @@ def test_one_document_can_not_be_contrasted(tmp_path):
     (tmp_path / "pairs.jsonl").write_text('{"query": "a", "document": "b"}\n{"query": "c", "document": "b"}\n')
     with pytest.raises(DataError, match="fewer than two documents"):
         training_texts(open_dataset(str(tmp_path / "pairs.jsonl")))
+
+
+def test_grouped_pairs_draw_one_query_of_each_document_group_first():
+    pairs = np.array([(query, query % 6) for query in range(30)])
+    groups = np.array([0, 1, 0, 1, 0, 1])
+    drawn = GroupedPairs(pairs, seed=0, batch=4, groups=groups)
+    seen = set()
+    for step in range(200):
+        batch = drawn.at(step)
+        assert len(set(batch.documents.tolist())) == 4
+        assert (batch.queries % 6 == batch.documents).all()
+        assert len(set(groups[batch.documents[:3]])) == 1  # a whole group, then one of the other
+        seen |= set(batch.queries.tolist())
+    assert seen == set(range(30))
+    assert drawn.at(7).queries.tolist() == drawn.at(7).queries.tolist()

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from toy import write_lines
+from toy import log_likelihood, write_lines
 
 from asi.batches import Batch
 from asi.checkpoint import save_folder
@@ -21,13 +21,12 @@ from asi.model import Decoder, Encoded
 from asi.run import Silence
 from asi.systems.decoders import Shape, begin_as_dense
 from asi.systems.dense import BiEncoder, DenseObjective, Vectors, pooled_by
-from asi.systems.genret import POSITIONS, GenRetDecoder, GenRetObjective, numbers_within, part_at
-from asi.systems.identifiers import END
+from asi.systems.genret import POSITIONS, GenRetDecoder, GenRetObjective, part_at
+from asi.systems.identifiers import END, numbers_within
 from asi.systems.learned import BucketRetriever
 from asi.systems.ngrams import Ngrams, document_scores, weight_of
-from asi.systems.sequences import sequence_loss
 from asi.systems.table import BY_NAME, ROWS
-from asi.systems.workplace import Workplace
+from asi.systems.workplace import Training, Workplace
 
 DOCUMENTS = [
     {"_id": "north/red", "title": "red house", "text": "a house stands. the house is red."},
@@ -48,7 +47,7 @@ def workplace(encoder_folder, tmp_path):
     (data / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + pairs)
     out = tmp_path / "out"
     out.mkdir()
-    save_folder(out / "generator", lambda beside: None, {"parameters": 7, "minutes": 2.0})
+    save_folder(out / "generator", lambda beside: None, {"parameters": 7, "minutes": 2.0, "steps": 3, "pairs": 9})
     made = Workplace(
         open_dataset(str(data)), out, 0.01, encoder=str(encoder_folder), max_length=16, seed=0,
         device=torch.device("cpu"), reporter=Silence(),
@@ -91,7 +90,7 @@ def doct5query(workplace, build):
         ["north/red"],
         ["north/blue"],
     ]
-    assert (built.parameters, built.minutes) == (7, 2.0)
+    assert (built.parameters, built.training) == (7, Training(2.0, 3, 9))
 
 
 # Dense: an adapter starts as the identity, so losses follow from what the encoder gives -------------------------------
@@ -198,7 +197,7 @@ def simcse_docid(workplace, build):
 
 def only_existing_docids(workplace, build, documents):
     """The system as it is built, untrained: it writes the docids of these documents and no others, by likelihood."""
-    workplace.train = lambda name, objective: 0.0
+    workplace.train = lambda name, objective: Training()
     retriever = build(workplace).retriever
     rows, scores = retriever.generate(["red house"], 10)
     written = np.isfinite(scores[0])
@@ -212,8 +211,8 @@ def only_existing_docids(workplace, build, documents):
     for row, score in zip(rows[0][written], scores[0][written], strict=True):
         codes = torch.from_numpy(np.unique(made.codes, axis=0)[row][None])
         with torch.no_grad():
-            likelihood = decoder(workplace.encode(tokens), codes, prior)
-        assert float(-sequence_loss(likelihood, codes, ends=made.ends)) == pytest.approx(score, abs=1e-3)
+            log_probs = decoder(workplace.encode(tokens), codes, prior)
+        assert log_likelihood(log_probs, codes[0].tolist(), ends=made.ends) == pytest.approx(score, abs=1e-3)
 
 
 def sources_of(name):
@@ -311,6 +310,10 @@ def se_dsi(workplace, build):
     made = settings_of("se-dsi").identifiers(workplace)
     assert [in_words(made, row) for row in range(4)] == [pieces(workplace, text) for text in PSEUDO]
     only_existing_docids(workplace, build, range(4))
+    texts = [document.content for document in workplace.texts.documents]
+    workplace.pseudo_queries = [["zzz", text, "lamp"] for text in texts]  # of several the one that is nearest
+    made = settings_of("se-dsi").identifiers(workplace)
+    assert [in_words(made, row) for row in range(4)] == [pieces(workplace, text) for text in texts]
 
 
 def gere(workplace, build):
@@ -347,7 +350,7 @@ def seal(workplace, build):
 def minder(workplace, build):
     """A document's scores in all views add up, and each view may write only what stands in it."""
     is_seal(("title", "body", "pseudo"), "minder")
-    workplace.train = lambda name, objective: 0.0
+    workplace.train = lambda name, objective: Training()
     retriever = build(workplace).retriever
     views = [
         Ngrams(np.array([4.0]), np.array([[8, 0]]), [np.array([1, 2])]),
@@ -367,13 +370,18 @@ def genret(workplace, build):
     assert decoder.m == POSITIONS + 1 == 4
     assert [part_at(progress).position for progress in (0, 0.26, 0.51, 0.76)] == [0, 1, 2, 3]
     reading = workplace.reading(["queries"])
-    objective = GenRetObjective(
-        decoder, workplace, reading.features, workplace.documents, workplace.pairs(reading.all_pairs, 2)
-    )
+    objective = GenRetObjective(decoder, workplace, reading.features, workplace.documents, reading.all_pairs, 2)
     objective.fix(0, np.arange(4))  # a document's code is the codebook's row with the largest product
     with torch.no_grad():
         states = decoder.states(encode(workplace.encoder, workplace.documents, np.arange(4)), torch.zeros(4, 4).long())
         assert torch.equal(decoder.codes[:, 0], (decoder.norm(states[:, 0]) @ decoder.outputs[0].T).argmax(1))
+    decoder.codes[:, 0] = torch.tensor([5, 6, 5, 5])  # a batch of two has documents that begin alike, if there are any
+    drawn = [objective.batches(1).at(step).documents.tolist() for step in range(20)]
+    assert {tuple(sorted(documents)) for documents in drawn} == {(0, 2), (0, 1), (1, 2)}
+    assert all(documents[0] == 1 for documents in drawn if 1 in documents)  # 1 is alone, and filled up with others
+    decoder.fixed = 1
+    decoder.log_probs(torch.ones(1, 1, 256), 0, None).sum().backward()
+    assert decoder.outputs.grad is None or not decoder.outputs.grad.any()  # a finished codebook learns no more
     codes = np.array([[1, 1, 1], [1, 1, 1], [2, 1, 1], [1, 1, 1]])
     assert numbers_within(codes, np.arange(4)).tolist() == [0, 1, 0, 2]
 

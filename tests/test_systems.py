@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from toy import write_t5
+from toy import log_likelihood, write_t5
 
 from asi.beam import PrefixTree, beam_search
 from asi.datasets import open_dataset
@@ -20,10 +20,10 @@ from asi.significance import holm, randomisation_test
 from asi.systems import identifiers
 from asi.systems.decoders import PrefixAwareDecoder, PrefixAwareGeneration, Shape
 from asi.systems.dense import multi_label_margin
-from asi.systems.genret import balanced_codes, numbers_within
-from asi.systems.identifiers import END, padded
+from asi.systems.genret import balanced_codes, centred
+from asi.systems.identifiers import END, numbers_within, padded
 from asi.systems.ngrams import BETA, Ngrams, document_scores, ngrams_of, weight_of
-from asi.systems.sequences import SequenceRetriever, sequence_loss
+from asi.systems.sequences import SequenceRetriever, sequence_loss, written
 from asi.systems.steps import UntilTheEnd
 from asi.systems.table import BY_NAME, ROWS, chosen_systems
 from asi.systems.windows import LENGTH, TextView
@@ -179,11 +179,27 @@ def test_beam_over_docids_of_different_length_is_exhaustive():
             expected = {}
             for docid in existing:
                 codes = torch.from_numpy(padded([docid, (1, 1, 1)])[:1])
-                expected[docid] = -float(sequence_loss(decoder(alone, codes), codes, ends=True))
+                expected[docid] = log_likelihood(decoder(alone, codes), codes[0].tolist(), ends=True)
             ranked = sorted(expected, key=lambda docid: -expected[docid])
             written = [tuple(code for code in row if code) for row in found.codes[q].tolist()]
             assert written == ranked
             assert found.scores[q].tolist() == pytest.approx([expected[docid] for docid in ranked], abs=1e-4)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_loss_of_sequences_is_their_likelihood(shared):
+    torch.manual_seed(0)
+    decoder = Decoder(8, Shape(4, 5, shared, decoder_width=16, decoder_heads=2, head_prior=True)).eval()
+    query, prior = some_query(), torch.randn(2, 4, 5)
+    codes = torch.tensor([[3, 1, 0, 0], [2, 4, 4, 1]])
+    log_probs = decoder(query, codes, prior)
+    for ends in (True, False):
+        counts = written(codes) if ends else torch.ones_like(codes, dtype=torch.bool)
+        loss = sequence_loss(decoder, decoder.states(query, codes), codes, counts, prior)
+        expected = [log_likelihood(log_probs[i : i + 1], codes[i].tolist(), ends=ends) for i in range(2)]
+        assert float(loss.detach()) == pytest.approx(-sum(expected), abs=1e-4)
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in decoder.parameters())
 
 
 def test_what_is_no_docid_is_dropped_without_the_constraint(workplace):
@@ -263,9 +279,21 @@ def test_balanced_codes_use_all_codes():
     torch.manual_seed(0)
     logits = torch.randn(64, 8) + torch.tensor([5.0, *[0.0] * 7])  # by themselves nearly all would take the first
     assert F.one_hot(logits.argmax(1), 8).sum(0)[0] > 50
-    counts = torch.bincount(balanced_codes(logits), minlength=8)
+    codes = balanced_codes(logits)
+    counts = torch.bincount(codes, minlength=8)
     assert counts.max() < 20
     assert counts.min() >= 2
+    assert torch.equal(codes, balanced_codes(100 * logits + 7))  # only their order and spread count
+    two = torch.tensor([[3.0, 1.0], [3.0, 2.0]])  # by hand: the first code is too much in both rows
+    assert balanced_codes(two).tolist() == [0, 1]
+
+
+def test_centred_states_keep_what_tells_documents_of_one_prefix_apart():
+    states = np.array([[1.0, 0.0], [3.0, 0.0], [0.0, 5.0], [0.0, 9.0]], dtype=np.float32)
+    around = centred(states, np.array([[0], [0], [1], [1]]))
+    mean = states.mean(axis=0)
+    assert (around - mean).tolist() == [[-1, 0], [1, 0], [0, -2], [0, 2]]
+    assert np.allclose(centred(states, np.zeros((4, 0), np.int64)), states)
 
 
 def test_numbers_tell_equal_docids_apart():
@@ -334,6 +362,13 @@ def test_all_systems_in_one_table(beir, encoder_folder, tmp_path):
     assert resumed.returncode == 0, resumed.stderr
     assert "bm25, system 2 of 2" in resumed.stderr
     assert "asi, system" not in resumed.stderr
+    page = json.loads((tmp_path / "out" / "report.json").read_text())
+    shown = [row["system"] for row in page["tables"]["test: All systems"]]
+    assert shown == list(rows)  # what was measured before stays
+    trained = {row["system"]: row for row in page["tables"]["Training: What was trained"]}
+    assert trained["asi"]["pairs seen"] == trained["asi"]["steps"] * 126  # all pairs in each
+    assert trained["bm25"]["steps"] == 0
+    assert page["settings"]["minutes"] == 0.005
 
 
 def test_every_mechanism_reads_with_a_t5(beir, tmp_path):

@@ -123,3 +123,9 @@ def train_toy(path: Path, beir: Path, config: Config) -> None:
     from asi.run import train
 
     train(open_dataset(str(beir)), path, config, data=str(beir))
+
+
+def log_likelihood(log_probs: torch.Tensor, codes: list[int], *, ends: bool) -> float:
+    """Of one docid, by hand, from log-probabilities (1, L, V): all its codes, or those up to the first 0."""
+    length = codes.index(0) + 1 if ends and 0 in codes else len(codes)
+    return sum(float(log_probs[0, i, code].detach()) for i, code in enumerate(codes[:length]))

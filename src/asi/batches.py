@@ -98,6 +98,28 @@ class TrainingPairs:
         return torch.from_numpy(negatives)
 
 
+class GroupedPairs(TrainingPairs):
+    """Batches of documents of one group, drawn anew for each step, then others; of each document one of its queries."""
+
+    def __init__(self, pairs: NDArray[np.int64], seed: int, batch: int, groups: Rows) -> None:
+        """`groups` are numbers of all documents."""
+        super().__init__(pairs, seed, batch)
+        self.seed = seed
+        self.by_document = pairs[np.argsort(pairs[:, 1], kind="stable")]
+        self.documents, first = np.unique(self.by_document[:, 1], return_index=True)
+        self.first = np.append(first, len(pairs))  # of each document's pairs
+        self.groups = groups[self.documents]
+        self.batch = min(batch, len(self.documents))
+
+    def at(self, step: int) -> Batch:
+        draw = np.random.default_rng([self.seed, step])
+        order = draw.permutation(len(self.documents))
+        is_same = self.groups[order] == self.groups[order[0]]
+        chosen = np.concatenate([order[is_same], order[~is_same]])[: self.batch]
+        places = draw.integers(self.first[chosen], self.first[chosen + 1])
+        return Batch(self.by_document[places, 0], self.by_document[places, 1], step)
+
+
 def in_order(pairs: NDArray[np.int64]) -> NDArray[np.int64]:
     return pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
 

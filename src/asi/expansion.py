@@ -6,6 +6,7 @@ Any Hugging Face seq2seq model will do. Where none is at hand, a small one of ou
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +23,6 @@ from asi.folders import write_atomically
 from asi.generator import KIND, GeneratorConfig, Progress, TrainedGenerator, load_generator, origin_of, train_generator
 from asi.records import Document
 from asi.run import Reporter
-from asi.training import StepReport
 
 DEFAULT_STEPS = 600
 DOCUMENTS_PER_BATCH = 128
@@ -168,9 +168,8 @@ def write_pairs(
 def pseudo_queries_file(
     dataset: Dataset,
     folder: Path,
-    steps: int,
+    train: TrainConfig,
     count: int,
-    seed: int,
     device: torch.device,
     reporter: Reporter,
     stopping: Callable[[], bool] = lambda: False,
@@ -181,12 +180,12 @@ def pseudo_queries_file(
     data set's pairs; what is there already is not made again."""
     file, place = folder / f"pseudo-queries-{count}.jsonl", folder / "generator"
     if file.exists():
-        wanted = origin_of(training_texts(dataset), dataset.name, config or GeneratorConfig(), training(steps, seed))
+        wanted = origin_of(training_texts(dataset), dataset.name, config or GeneratorConfig(), train)
         if read_manifest(place).get("origin") != wanted:
             raise ConfigError(f"{file} was made from other data or with other settings; choose another --out")
         return file
-    generator = train_on_pairs(dataset, place, steps, seed, device, reporter, stopping, cache, config)
-    write_pairs(generator, list(dataset.documents()), file, count, seed, reporter, stopping)
+    generator = train_on_pairs(dataset, place, train, device, reporter, stopping, cache, config)
+    write_pairs(generator, list(dataset.documents()), file, count, train.seed, reporter, stopping)
     return file
 
 
@@ -208,15 +207,14 @@ def with_queries(documents: Sequence[Document], queries: Mapping[str, Sequence[s
     ]
 
 
-def training(steps: int, seed: int) -> TrainConfig:
-    return TrainConfig(steps=steps, batch=64, chunk=64, lr=1e-3, seed=seed, checkpoint_every=200)
+def generator_training(seed: int, *, steps: int | None = None, minutes: float | None = None) -> TrainConfig:
+    return TrainConfig(steps=steps, minutes=minutes, batch=64, chunk=64, lr=1e-3, seed=seed, checkpoint_every=200)
 
 
 def train_on_pairs(
     dataset: Dataset,
     folder: Path,
-    steps: int,
-    seed: int,
+    train: TrainConfig,
     device: torch.device,
     reporter: Reporter,
     stopping: Callable[[], bool] = lambda: False,
@@ -226,16 +224,8 @@ def train_on_pairs(
     """A generator that is trained on a data set's pairs, and kept in `folder`."""
     texts = training_texts(dataset)
     reporter.stage("encoding documents", len(np.unique(texts.pairs[:, 1])))
-    begun = False
-
-    def listen(report: StepReport) -> None:
-        nonlocal begun
-        if not begun:
-            reporter.stage("training a query generator", steps)
-            begun = True
-        reporter.step(report)
-
     return train_generator(
-        texts, dataset.name, folder, config or GeneratorConfig(), training(steps, seed), device=device, listener=listen,
-        stopping=stopping, cache=cache, progress=lambda done, _: reporter.advance(done),
+        texts, dataset.name, folder, config or GeneratorConfig(), train, device=device, listener=reporter.step,
+        announce=partial(reporter.stage, "training a query generator"), stopping=stopping, cache=cache,
+        progress=lambda done, _: reporter.advance(done),
     )  # fmt: skip

@@ -31,11 +31,12 @@ from asi.features import Features, compute_features
 from asi.folders import write_atomically
 from asi.model import Asi, DecoderLayer
 from asi.pretrained import load_pretrained
-from asi.training import Listener, Nothing, ParameterGroup, PlainObjective, Trainer, fit
+from asi.training import Listener, Nothing, ParameterGroup, PlainObjective, Trainer, fit, planned_steps
 
 LONGEST_QUERY = 24  # word pieces
 SAMPLED_FROM = 10  # the likeliest choices at each place
 TOKENS_AT_ONCE = 8192
+MOST_EPOCHS, LEAST_STEPS = 8, 50  # where the length is given in minutes
 KIND = "query generator"
 
 Progress = Callable[[int, int], None]
@@ -238,22 +239,25 @@ def train_generator(
     *,
     device: torch.device,
     listener: Listener,
+    announce: Callable[[int], None] = lambda steps: None,
     progress: Progress | None = None,
     stopping: Callable[[], bool] = lambda: False,
     cache: Path | None = None,
 ) -> TrainedGenerator:
-    """Learn document -> query from the pairs, and save the generator in `folder`; goes on where it was stopped."""
-    assert train.steps is not None
+    """Learn document -> query from the pairs, and save the generator in `folder`; goes on where it was stopped.
+
+    `announce` hears the number of steps before the first.
+    """
     origin = origin_of(texts, data, config, train)
     run = RunFolder(folder.with_name(f"{folder.name}.training"))
     if (folder / "manifest.json").exists():
         if read_manifest(folder).get("origin") != origin:
             raise ConfigError(f"{folder} was trained on other data or with other settings; choose another --out")
         return load_generator(folder, device)
-    if run.run.exists() and json.loads(run.run.read_text(encoding="utf-8")) != origin:
+    begun: dict[str, Any] = json.loads(run.run.read_text(encoding="utf-8")) if run.run.exists() else {}
+    if begun.get("origin", origin) != origin:
         raise ConfigError(f"{run.path} belongs to another training; delete it, or choose another --out")
     run.path.mkdir(parents=True, exist_ok=True)
-    write_atomically(run.run, json.dumps(origin))
     torch.manual_seed(train.seed)
     encoder, tokenise = load_pretrained(config.encoder, config.max_length, device)
     used, rows = np.unique(texts.pairs[:, 1], return_inverse=True)
@@ -269,11 +273,15 @@ def train_generator(
     start = None if tokenise.starts else int(queries.ids[-1])
     objective = ExpansionObjective(decoder.to(device), features, queries, pairs, train.lr, start)
     trainer = Trainer(objective, train, Processes(0, 1, device))
-    started, to_do = time.monotonic(), train.steps - resumed_step(run)
-    if not fit(trainer, train.steps, run, listener, stopping):
+    steps: int = begun.get("steps") or min(planned_steps(trainer, train, started=None), most_steps(train, pairs))
+    write_atomically(run.run, json.dumps({"origin": origin, "steps": steps}))
+    announce(steps)
+    started, to_do = time.monotonic(), steps - resumed_step(run)
+    if not fit(trainer, steps, run, listener, stopping):
         raise Interrupted(f"the state is saved in {run.checkpoints}; run the same command again to go on")
-    minutes = (time.monotonic() - started) / 60 * train.steps / max(1, to_do)  # of all steps, if some were done before
-    save_generator(folder, config, decoder, origin, minutes)
+    minutes = (time.monotonic() - started) / 60 * steps / max(1, to_do)  # of all steps, if some were done before
+    cost = {"minutes": minutes, "steps": steps, "pairs": steps * pairs.batch}
+    save_generator(folder, config, decoder, origin, cost)
     shutil.rmtree(run.path, ignore_errors=True)
     return TrainedGenerator(encoder, decoder, tokenise)
 
@@ -282,8 +290,13 @@ def origin_of(texts: TrainingTexts, data: str, config: GeneratorConfig, train: T
     """What a generator depends on."""
     return {
         "data": data, "texts": texts.fingerprint(), "encoder": config.encoder, "max_length": config.max_length,
-        "steps": train.steps, "seed": train.seed,
+        "steps": train.steps, "minutes": train.minutes, "seed": train.seed,
     }  # fmt: skip
+
+
+def most_steps(train: TrainConfig, pairs: TrainingPairs) -> int:
+    """Minutes may be more than the pairs are good for."""
+    return train.steps or max(LEAST_STEPS, MOST_EPOCHS * pairs.steps_per_epoch)
 
 
 def pieces_of(encoder: Asi) -> int:
@@ -291,11 +304,11 @@ def pieces_of(encoder: Asi) -> int:
 
 
 def save_generator(
-    folder: Path, config: GeneratorConfig, decoder: CopyDecoder, origin: dict[str, Any], minutes: float
+    folder: Path, config: GeneratorConfig, decoder: CopyDecoder, origin: dict[str, Any], cost: dict[str, float]
 ) -> None:
     weights = {name: weight.contiguous() for name, weight in decoder.state_dict().items()}
     parameters = sum(parameter.numel() for parameter in decoder.parameters())
-    manifest = {"kind": KIND, **asdict(config), "origin": origin, "parameters": parameters, "minutes": minutes}
+    manifest = {"kind": KIND, **asdict(config), "origin": origin, "parameters": parameters, **cost}
     save_folder(folder, lambda beside: save_file(weights, beside / "decoder.safetensors"), manifest)
 
 

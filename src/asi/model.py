@@ -137,9 +137,17 @@ class DecoderLayer(nn.Module):
         """(B, n, d) to (B, heads, n, d / heads)."""
         return states.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-    def memory_keys_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """The query's side of the cross-attention: computed once, used for every position and every beam."""
-        keys, values = self.memory(states).chunk(2, dim=-1)
+    def memory_keys_values(self, states: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The query's side of the cross-attention: computed once, used for every position and every beam.
+
+        With the mask (B, T) only what is no padding is computed, the rest is 0.
+        """
+        if mask is None:
+            projected = self.memory(states)
+        else:
+            own = self.memory(states[mask])
+            projected = own.new_zeros(*mask.shape, own.size(-1)).masked_scatter(mask[:, :, None], own)
+        keys, values = projected.chunk(2, dim=-1)
         return self.split(keys), self.split(values)
 
     def self_projections(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -205,17 +213,22 @@ class Decoder(nn.Module):
 
     def log_probs(self, states: Tensor, position: int, prior: Tensor | None) -> Tensor:
         """States (B, n, d) at `position` to log-probabilities (B, n, V); `prior` (B, m, V) are the heads' logits."""
+        own = prior[:, position, None] if prior is not None else None
+        return self.logits(states, position, own).log_softmax(-1)
+
+    def logits(self, states: Tensor, position: int, prior: Tensor | None) -> Tensor:
+        """States (..., d) at `position` to logits (..., V), to which the prior (..., V) is added if there is one."""
         logits = F.linear(self.norm(states), self.table(self.outputs, position))
         if self.prior_scale is not None and prior is not None:
-            logits = logits + self.prior_scale * prior[:, position, None]
-        return logits.log_softmax(-1)
+            logits = logits + self.prior_scale * prior
+        return logits
 
     def states(self, query: Encoded, docid: Tensor) -> Tensor:
         """States (B, m, d) at every position given the true docid before it: codes (B, m), or one-hots (B, m, V)."""
         embedded = [self.embedded(docid[:, i], i) for i in range(self.m - 1)]
         states = torch.stack([self.start(self.norm_x(query.x)), *embedded], dim=1) + self.positions
         for layer in self.blocks:
-            states = layer(states, layer.memory_keys_values(query.states), query.mask)
+            states = layer(states, layer.memory_keys_values(query.states, query.mask), query.mask)
         return states
 
     def embedded(self, codes: Tensor, position: int) -> Tensor:

@@ -17,17 +17,21 @@ from asi.errors import AsiError, ConfigError, Interrupted
 from asi.evaluation import DEPTH, QUERIES_PER_CALL, Run, answer_all, calls_of, evaluate_documents, judged_queries
 from asi.folders import write_atomically
 from asi.metrics import Buckets, Report, docid_health, docid_scores, perplexity, reciprocal_ranks, relevant_keys
+from asi.records import Qrel, Query
 from asi.significance import holm, randomisation_test
-from asi.systems.table import System
+from asi.systems.table import ROWS, System
 from asi.systems.workplace import WHOLE_TEXT, Built, DocidLevel, Workplace
 from asi.trec import write_trec_run
 
 OURS = "asi"
 ASKED_ALONE = 50  # queries, to measure the time of a single one
+TRAINED_QUERIES = 200  # of the training, that are asked to see what was learnt by heart
 COLUMNS = (
-    "system", "docid R@1", "docid R@5", "docid R@10", "R@1", "R@5", "R@10", "MRR@10", "p against asi", "D/Q",
-    "D/ID", "parameters", "training min", "bytes / document", "ms / query, alone", "ms / query, of 32", "takes new",
+    "system", "docid R@1", "docid R@5", "docid R@10", "expected R@10", "R@1", "R@5", "R@10", "MRR@10", "p against asi",
+    "D/Q", "D/ID", "invalid", "parameters", "training min", "bytes / document", "ms / query, alone",
+    "ms / query, of 32", "takes new",
 )  # fmt: skip
+TRAINING_COLUMNS = ("system", "steps", "pairs seen", "R@10 of trained queries")
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,9 @@ class Measured:
     ranks: dict[str, list[float]]  # by split: the reciprocal rank of each judged query
     parameters: int
     minutes: float  # of training
+    steps: int
+    pairs: int  # that were seen
+    trained_recall: float  # R@10 of queries that it was trained on
     bytes_per_document: float
     ms_alone: float
 
@@ -86,33 +93,40 @@ def open_comparison(workplace: Workplace, splits: Sequence[str], *, resume: bool
 
 def compare(systems: Sequence[System], workplace: Workplace, splits: Sequence[str]) -> Path:
     """Run what is missing and write the page; a system that fails has its error in the place of its row."""
-    measured: dict[str, Measured] = {}
+    found = {system.name: Measured.load(measures_file(workplace, system)) for system in ROWS}  # of earlier calls too
+    measured = {name: own for name, own in found.items() if own is not None}
+    to_do = [system for system in systems if system.name not in measured]
     failed: dict[str, str] = {}
-    seconds: list[float] = []
-    files = {system.name: workplace.folder(system.name) / "measured.json" for system in systems}
-    to_do = sum(not file.exists() for file in files.values())
-    for number, system in enumerate(systems):
-        file = files[system.name]
-        if (found := Measured.load(file)) is not None:
-            measured[system.name] = found
-            continue
-        about = f", about {to_do * np.mean(seconds) / 60:.0f} min left" if seconds else ""
-        workplace.reporter.message(f"{system.name}, system {number + 1} of {len(systems)}{about}")
+    overheads: list[float] = []
+    for number, system in enumerate(to_do):
+        left = f"about {minutes_left(to_do[number:], workplace.minutes, overheads):.0f} min left"
+        place = len(systems) - len(to_do) + number + 1
+        workplace.reporter.message(f"{system.name}, system {place} of {len(systems)}, {left}")
         started = time.monotonic()
         try:
             measured[system.name] = run_system(system, workplace, splits)
-            measured[system.name].save(file)
-            seconds.append(time.monotonic() - started)
+            measured[system.name].save(measures_file(workplace, system))
         except Interrupted:
             raise
         except Exception as error:  # one system's failure must not cost the others
             failed[system.name] = str(error) if isinstance(error, AsiError) else f"{type(error).__name__}: {error}"
             workplace.reporter.warning(f"{system.name} failed: {failed[system.name]}")
-        to_do -= 1
+        overheads.append((time.monotonic() - started) / 60 - (workplace.minutes if system.trains else 0))
         gc.collect()  # a system's model and index go before the next one's come
     if not measured:
         raise AsiError(f"no system could be run; the last one said: {next(reversed(failed.values()))}")
-    return comparison_page(systems, measured, failed, workplace, splits).write(workplace.out)
+    shown = [system for system in ROWS if system.name in measured]
+    return comparison_page(shown, measured, failed, workplace, splits).write(workplace.out)
+
+
+def measures_file(workplace: Workplace, system: System) -> Path:
+    return workplace.folder(system.name) / "measured.json"
+
+
+def minutes_left(to_do: Sequence[System], minutes: float, overheads: Sequence[float]) -> float:
+    """Of training, and of what came on top of it so far: encoding, indexing, measuring."""
+    each = max(0.0, float(np.mean(overheads))) if overheads else 0.0
+    return sum(minutes * system.trains + each for system in to_do)
 
 
 def run_system(system: System, workplace: Workplace, splits: Sequence[str]) -> Measured:
@@ -136,16 +150,26 @@ def measure(system: System, built: Built, workplace: Workplace, splits: Sequence
         if built.docids is not None:
             asked = [query.text for query in judged_queries(queries, qrels)]
             reports[split] = with_docid_level(reports[split], built.docids, asked, relevant_rows(workplace, split))
+    trained, _ = evaluate_documents(built.retriever, *some_trained_queries(workplace))
     workplace.folder(system.name).mkdir(parents=True, exist_ok=True)
     write_trec_run(workplace.folder(system.name) / "run.trec", run, system.name)
     return Measured(
         reports,
         ranks,
         built.parameters,
-        built.minutes,
+        *built.training,
+        (trained.document or {})["R@10"],
         built.bytes_per_document,
         single_query_ms(built, workplace, splits),
     )
+
+
+def some_trained_queries(workplace: Workplace) -> tuple[list[Query], list[Qrel]]:
+    queries, qrels = workplace.dataset.judged("train")
+    judged = judged_queries(queries, qrels)
+    drawn = np.random.default_rng(0).permutation(len(judged))[:TRAINED_QUERIES].tolist()
+    keys = {judged[i].key for i in drawn}
+    return [judged[i] for i in drawn], [qrel for qrel in qrels if qrel.query in keys]
 
 
 def relevant_rows(workplace: Workplace, split: str) -> list[list[int]]:
@@ -208,6 +232,17 @@ def comparison_page(
         "vectors, postings or n-grams; texts and trees are not counted.",
     ]
     sections = [Section(split, tables=[split_table(systems, measured, split)]) for split in splits]
+    sections.append(
+        Section(
+            "Training",
+            [
+                "Pairs seen: steps by pairs in a step. Recall of queries that were trained on tells what has been "
+                f"learnt at all from what carries over to others; {TRAINED_QUERIES} of them are asked. (ASI ranks "
+                "known documents by their training queries too, so it has seen the answers.)"
+            ],
+            [training_table(systems, measured)],
+        )
+    )
     facts = Table(
         "How ours differ from the originals",
         ("system", "mechanism", "paper", "differs"),
@@ -217,15 +252,23 @@ def comparison_page(
     if failed:
         rows: list[list[Cell]] = [[name, error] for name, error in failed.items()]
         sections.insert(0, Section("Systems that failed", tables=[Table("", ("system", "error"), rows)]))
-    return Page(f"Systems on {workplace.dataset.name}", introduction, sections)
+    settings = json.loads((workplace.out / "compare.json").read_text(encoding="utf-8"))
+    data = {"date": str(datetime.date.today()), "settings": settings}
+    return Page(f"Systems on {workplace.dataset.name}", introduction, sections, data)
+
+
+def training_table(systems: Sequence[System], measured: Mapping[str, Measured]) -> Table:
+    rows: list[list[Cell]] = []
+    for system in systems:
+        own = measured[system.name]
+        rows.append([system.name, own.steps, own.pairs, own.trained_recall])
+    return Table("What was trained", TRAINING_COLUMNS, rows)
 
 
 def split_table(systems: Sequence[System], measured: Mapping[str, Measured], split: str) -> Table:
     chances = p_values(measured, split)
     rows: list[list[Cell]] = []
     for system in systems:
-        if system.name not in measured:
-            continue
         own = measured[system.name]
         report = own.reports[split]
         docid, document = report.docid or {}, report.document or {}
@@ -233,10 +276,12 @@ def split_table(systems: Sequence[System], measured: Mapping[str, Measured], spl
             [
                 system.name,
                 *(docid.get(name) for name in ("R@1", "R@5", "R@10")),
+                (report.expectation or {}).get("R@10"),
                 *(document.get(name) for name in ("R@1", "R@5", "R@10", "MRR@10")),
                 chances.get(system.name),
                 report.d_per_q,
                 report.d_per_id,
+                (report.invalid or {}).get("all"),
                 own.parameters,
                 own.minutes,
                 own.bytes_per_document,

@@ -10,7 +10,7 @@ from asi.analysis.report import PAPER_COLUMNS, docid_cells
 from asi.datasets import Dataset, WithMorePairs
 from asi.distributed import choose_device
 from asi.evaluation import evaluate_documents
-from asi.expansion import DEFAULT_STEPS, pseudo_queries_file, queries_by_document, with_queries
+from asi.expansion import DEFAULT_STEPS, generator_training, pseudo_queries_file, queries_by_document, with_queries
 from asi.generator import GeneratorConfig
 from asi.metrics import Report
 from asi.records import Document
@@ -28,8 +28,8 @@ def expansion_section(bench: Bench) -> Section:
     check_same_run(bench.run_folder(EXPANSION_RUNS[0]), config, dataset.name)
     documents = list(dataset.documents())
     file = pseudo_queries_file(
-        dataset, bench.out, DEFAULT_STEPS, QUERIES_PER_DOCUMENT, config.train.seed, choose_device(bench.device),
-        bench.reporter, bench.stopping, bench.cache,
+        dataset, bench.out, generator_training(config.train.seed, steps=DEFAULT_STEPS), QUERIES_PER_DOCUMENT,
+        choose_device(bench.device), bench.reporter, bench.stopping, bench.cache,
         GeneratorConfig(encoder=config.model.encoder, max_length=config.model.max_length),
     )  # fmt: skip
     expanded = WithMorePairs(dataset, str(file))

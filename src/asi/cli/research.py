@@ -153,7 +153,7 @@ def expand(
     """Write pseudo queries for documents: more training pairs for asi train --more."""
     from asi.datasets import open_dataset, read_documents
     from asi.distributed import choose_device
-    from asi.expansion import QueryGenerator, find_generator, train_on_pairs, write_pairs
+    from asi.expansion import QueryGenerator, find_generator, generator_training, train_on_pairs, write_pairs
     from asi.screen import ScreenReporter
 
     if (model is None) == (train_on is None):
@@ -167,7 +167,9 @@ def expand(
         folder = out.with_suffix(".generator")
         generator: QueryGenerator
         if train_on is not None:
-            generator = train_on_pairs(open_dataset(train_on, bad), folder, steps, seed, chosen, reporter, stopping)
+            generator = train_on_pairs(
+                open_dataset(train_on, bad), folder, generator_training(seed, steps=steps), chosen, reporter, stopping
+            )
         else:
             generator = find_generator(model or "", chosen)
         written = write_pairs(generator, items, out, count, seed, reporter, stopping)

@@ -223,6 +223,6 @@ def build_dense(workplace: Workplace, name: str, settings: DenseSettings) -> Bui
         settings,
         hard,
     )
-    minutes = workplace.train(name, objective)
+    training = workplace.train(name, objective)
     retriever = DenseRetriever(workplace, model, settings)
-    return Built(retriever, parameters_of(model), minutes, retriever.vectors.shape[1] * 4)
+    return Built(retriever, parameters_of(model), training, retriever.vectors.shape[1] * 4)

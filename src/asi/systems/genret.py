@@ -2,12 +2,13 @@
 
 The decoder reads a text, query or document, and its state at position t is compared with a codebook. For each position
 in turn: queries and documents are brought together by their states; a codebook starts from clusters of the documents'
-states; then codes are learned by contrast, commitment, reconstruction and the codes before. When a position is done its
-codes are fixed. In the end the decoder learns the whole docids, with one more code that tells equal ones apart.
+states; then codes are learned by contrast, commitment, reconstruction and the codes before. A batch has documents whose
+codes so far are the same, so that the next one has to tell them apart. When a position is done its codes and codebook
+are fixed. In the end the decoder learns the whole docids, with one more code that tells equal ones apart.
 Letters: B batch, V codes, d decoder width, N documents.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -16,12 +17,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asi.batches import Batch, TrainingPairs
+from asi.batches import Batch, GroupedPairs, TrainingPairs
 from asi.features import Features, encode
 from asi.losses import in_batch_softmax
 from asi.model import Decoder
 from asi.systems.decoders import Shape
-from asi.systems.identifiers import Identifiers, cluster_centres
+from asi.systems.identifiers import Identifiers, cluster_centres, numbers_within
 from asi.systems.sequences import LEARNING_RATE, SequenceRetriever, sequence_loss
 from asi.systems.workplace import Built, Workplace, parameters_of
 from asi.training import ParameterGroup, PlainObjective, part_of_run
@@ -34,7 +35,7 @@ SHARE = 0.25  # of the run, for each position; the rest is for whole docids
 PREPARED = 0.2  # of that: queries and documents are brought together before there is a codebook
 TEMPERATURE = 0.05
 CONTRAST, COMMITMENT, PREFIX, RECONSTRUCTION = 0.5, 0.5, 0.5, 0.1  # weights of the losses
-SINKHORN_ROUNDS = 50
+SINKHORN_ROUNDS = 100
 SAMPLE = 8192  # documents whose states make the clusters
 
 
@@ -65,8 +66,12 @@ def part_at(progress: float) -> Part:
 
 
 def balanced_codes(logits: Tensor) -> Tensor:
-    """Codes (B,) such that the batch uses all of them about equally (Sinkhorn's algorithm on the logits (B, V))."""
-    plan = (logits - logits.max()).exp().double()
+    """Codes (B,) such that the batch uses all of them about equally: Sinkhorn's algorithm on the logits (B, V).
+
+    They are brought into [-1, 1] first, so that what a code has too much in all rows is taken off, and little more.
+    """
+    middle = (logits.max() + logits.min()) / 2
+    plan = ((logits - middle) / (logits.max() - middle).clamp(min=1e-5)).double().exp()
     for _ in range(SINKHORN_ROUNDS):
         plan = plan / plan.sum(0, keepdim=True).clamp(min=1e-300) / plan.size(1)
         plan = plan / plan.sum(1, keepdim=True).clamp(min=1e-300) / plan.size(0)
@@ -81,6 +86,11 @@ class GenRetDecoder(Decoder):
     def __init__(self, width: int, documents: int) -> None:
         super().__init__(width, Shape(POSITIONS + 1, CODES, shared_tokens=False))
         self.register_buffer("codes", torch.zeros(documents, POSITIONS + 1, dtype=torch.long))
+        self.fixed = 0  # codebooks that learn no more
+
+    def table(self, tables: Tensor, position: int) -> Tensor:
+        own = super().table(tables, position)
+        return own.detach() if tables is self.outputs and position < self.fixed else own
 
     def at(self, states: Tensor, position: int) -> Tensor:
         """Log-probabilities (B, V) of the codes at a position, from states (B, positions, d)."""
@@ -89,14 +99,27 @@ class GenRetDecoder(Decoder):
 
 class GenRetObjective(PlainObjective):
     def __init__(
-        self, model: GenRetDecoder, workplace: Workplace, queries: Features, documents: Features, pairs: TrainingPairs
+        self,
+        model: GenRetDecoder,
+        workplace: Workplace,
+        queries: Features,
+        documents: Features,
+        pairs: NDArray[np.int64],
+        batch: int = BATCH,
     ) -> None:
         self.model = model
         self.workplace = workplace
         self.queries = queries
         self.documents = documents
-        self.pairs = pairs
+        self.all_pairs = pairs
+        self.batch = batch
+        self.pairs = self.batches(0)
         self.part: Part | None = None
+
+    def batches(self, codes: int) -> TrainingPairs:
+        """Batches of documents that have so many codes in common."""
+        groups = np.unique(self.model.codes[:, :codes].cpu().numpy(), axis=0, return_inverse=True)[1].ravel()
+        return GroupedPairs(self.all_pairs, self.workplace.seed, self.batch, groups)
 
     def course(self, step: int, steps: int) -> tuple[int, int]:
         return part_of_run(step, steps, [*(SHARE * (i + 1) for i in range(POSITIONS)), 1.0])
@@ -115,6 +138,8 @@ class GenRetObjective(PlainObjective):
         done = self.part.position if self.part is not None and self.part.position < part.position else part.position
         for position in range(done, part.position):
             self.fix(position, known)
+        self.model.fixed = part.position % POSITIONS  # none in the last part: the codes are given then
+        self.pairs = self.batches(part.position % POSITIONS)
         if part.position == POSITIONS:
             self.number(known)
         elif part.has_codebook:
@@ -123,7 +148,8 @@ class GenRetObjective(PlainObjective):
             around = centred(torch.cat(states).cpu().numpy(), self.model.codes[drawn, : part.position].cpu().numpy())
             centres = torch.from_numpy(cluster_centres(around, CODES, self.workplace.seed))
             book = self.model.outputs[part.position]
-            book[: len(centres)] = F.normalize(centres, dim=-1).to(book.device)
+            # A state has the length sqrt(d): so the logits are those of cosines at the temperature of the contrast.
+            book[: len(centres)] = (centres / (book.size(1) * TEMPERATURE)).to(book.device)
 
     def document_states(self, rows: NDArray[np.int64]) -> Iterator[Tensor]:
         """States (n, positions, d) of documents, given their codes so far, some at a time."""
@@ -140,7 +166,8 @@ class GenRetObjective(PlainObjective):
     def number(self, rows: NDArray[np.int64]) -> None:
         """The last code, which tells equal ones apart."""
         codes = self.model.codes
-        codes[:, POSITIONS] = numbers_within(codes[:, :POSITIONS].cpu().numpy(), rows).to(codes.device)
+        numbers = numbers_within(codes[:, :POSITIONS].cpu().numpy(), rows) % CODES
+        codes[:, POSITIONS] = torch.from_numpy(numbers).to(codes.device)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
         return {"decoder": ParameterGroup(list(self.model.parameters()), LEARNING_RATE)}
@@ -188,35 +215,22 @@ class GenRetObjective(PlainObjective):
         if not phase.position:
             return {}
         known = POSITIONS + 1 if phase.position == POSITIONS else phase.position
-        codes = self.model.codes[batch.documents][:, :known]
-        weight = 1.0 if phase.position == POSITIONS else PREFIX
-        losses = [
-            sequence_loss(torch.stack([self.model.at(own, i) for i in range(known)], dim=1), codes, ends=False).sum()
-            for own in states
-        ]
+        codes = self.model.codes[batch.documents]
+        counts = (torch.arange(codes.size(1), device=codes.device) < known).expand_as(codes)
+        weight = 1.0 if phase.position == POSITIONS else PREFIX / known
+        losses = [sequence_loss(self.model, own, codes, counts, None) for own in states]
         return {"prefix": weight * (losses[0] + losses[1])}
 
 
 def centred(states: NDArray[np.float32], prefixes: NDArray[np.int64]) -> NDArray[np.float32]:
-    """States (n, d) without the mean of those with the same codes before."""
+    """States (n, d) with the mean of all in place of the mean of those with the same codes before."""
     group = np.zeros(len(states), dtype=np.int64)
     if prefixes.shape[1]:
         group = np.unique(prefixes, axis=0, return_inverse=True)[1].ravel()
     sums = np.zeros((int(group.max(initial=0)) + 1, states.shape[1]))
     np.add.at(sums, group, states)
     means = sums / np.bincount(group)[:, None]
-    return (states - means[group]).astype(np.float32)
-
-
-def numbers_within(docids: NDArray[np.int64], rows: Sequence[int] | NDArray[np.int64]) -> Tensor:
-    """For every document its number among those of `rows` with the same docid, modulo CODES; 0 for the others."""
-    numbers = np.zeros(len(docids), dtype=np.int64)
-    seen: dict[tuple[int, ...], int] = {}
-    for row in np.asarray(rows).tolist():
-        docid = tuple(docids[row].tolist())
-        numbers[row] = seen.get(docid, 0) % CODES
-        seen[docid] = seen.get(docid, 0) + 1
-    return torch.from_numpy(numbers)
+    return (states - means[group] + states.mean(axis=0)).astype(np.float32)
 
 
 def build_genret(workplace: Workplace, name: str) -> Built:
@@ -224,14 +238,12 @@ def build_genret(workplace: Workplace, name: str) -> Built:
     reading = workplace.reading(SOURCES)
     width = workplace.encoder.encoder.shape.width
     decoder = workplace.new_model(lambda: GenRetDecoder(width, len(every)))
-    objective = GenRetObjective(
-        decoder, workplace, reading.features, workplace.documents, workplace.pairs(reading.all_pairs, BATCH)
-    )
-    minutes = workplace.train(name, objective)
+    objective = GenRetObjective(decoder, workplace, reading.features, workplace.documents, reading.all_pairs)
+    training = workplace.train(name, objective)
     new = np.setdiff1d(every, workplace.known)
     for position in range(POSITIONS):
         objective.fix(position, new)
     objective.number(np.append(workplace.known, new))  # known ones first: theirs are as they were
     identifiers = Identifiers(decoder.codes.cpu().numpy(), every, CODES, shared=False, ends=False)
     retriever = SequenceRetriever(workplace, decoder, identifiers, constrained=True)
-    return Built(retriever, parameters_of(decoder), minutes, identifiers.bytes_each, retriever)
+    return Built(retriever, parameters_of(decoder), training, identifiers.bytes_each, retriever)

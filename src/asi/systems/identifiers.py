@@ -190,12 +190,28 @@ def address_of(document: Document) -> str:
 
 
 def descriptions(workplace: Workplace) -> Identifiers:
-    """A pseudo query of the document, in words (SE-DSI)."""
-    texts = [
-        queries[0] if queries else document.content
-        for queries, document in zip(workplace.pseudo_queries, workplace.texts.documents, strict=True)
-    ]
-    return as_identifiers(texts, workplace.tokenise)
+    """The pseudo query that is nearest to the document, in words (SE-DSI); its text if it has none."""
+    contents = [document.content for document in workplace.texts.documents]
+    lists = [own or [text] for own, text in zip(workplace.pseudo_queries, contents, strict=True)]
+    owners = np.repeat(np.arange(len(lists)), [len(own) for own in lists])
+    texts = [text for own in lists for text in own]
+    pooled = workplace.features(texts).pooled
+    assert pooled is not None, "the encoder is wholly frozen"
+    similarity = np.einsum("nd,nd->n", unit(pooled), unit_vectors(workplace)[owners])
+    order = np.lexsort((-similarity, owners))
+    nearest = order[np.searchsorted(owners[order], np.arange(len(lists)))]
+    return as_identifiers([texts[i] for i in nearest], workplace.tokenise)
+
+
+def numbers_within(docids: Rows, rows: Sequence[int] | Rows) -> Rows:
+    """For every document its number among those of `rows` with the same docid, in their order; 0 for the others."""
+    numbers = np.zeros(len(docids), dtype=np.int64)
+    seen: dict[tuple[int, ...], int] = {}
+    for row in np.asarray(rows).tolist():
+        docid = tuple(docids[row].tolist())
+        numbers[row] = seen.get(docid, 0)
+        seen[docid] = numbers[row] + 1
+    return numbers
 
 
 def sentences_of(text: str) -> list[str]:

@@ -20,7 +20,7 @@ from asi.records import Docid, Hit
 from asi.run import Reporter, train
 from asi.search import Searcher
 from asi.systems.dense import DenseRetriever, DenseSettings, build_dense
-from asi.systems.workplace import Built, Workplace, parameters_of
+from asi.systems.workplace import Built, Training, Workplace, parameters_of
 
 
 class SearcherDocids:
@@ -96,15 +96,16 @@ def open_asi(workplace: Workplace, folder: RunFolder, settings: Mapping[str, Any
         if centres is not None:
             each += centres.vectors.numel() * centres.vectors.element_size() / len(workplace.keys)
     batch = workplace.pairs(workplace.texts.pairs, config.train.batch).batch
-    return Built(searcher, trained, minutes_of(folder, batch), each, docids, index.close)
+    return Built(searcher, trained, training_of(folder, batch), each, docids, index.close)
 
 
-def minutes_of(folder: RunFolder, batch: int) -> float:
-    """Of all steps together, without what lay between them if the run was broken off."""
+def training_of(folder: RunFolder, batch: int) -> Training:
+    """All steps together, without what lay between them if the run was broken off."""
     records = [json.loads(line) for line in folder.log.read_text(encoding="utf-8").splitlines()]
     timed = [(record["step"], record["pairs_per_second"]) for record in records if "pairs_per_second" in record]
     steps = np.diff([0, *(step for step, _ in timed)])
-    return float(sum(steps * batch / [speed for _, speed in timed])) / 60
+    minutes = float(sum(steps * batch / [speed for _, speed in timed])) / 60
+    return Training(minutes, int(steps.sum()), int(steps.sum()) * batch)
 
 
 class BucketRetriever:
@@ -157,7 +158,7 @@ def build_simcse_docid(workplace: Workplace, asi: str, dense: str, settings: Den
     return Built(
         retriever,
         vectors.parameters + ours.parameters,
-        vectors.minutes + ours.minutes,
+        vectors.training.and_also(ours.training),
         per_document + 2 * docids.of_documents.shape[1],
         retriever,
     )

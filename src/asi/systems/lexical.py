@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from asi.errors import DataError
 from asi.expansion import with_queries
 from asi.records import Document, Hit
-from asi.systems.workplace import Built, Workplace
+from asi.systems.workplace import Built, Training, Workplace
 from asi.texts import words
 
 
@@ -54,11 +54,11 @@ class LexicalRetriever:
 def build_bm25(workplace: Workplace, *, expanded: bool) -> Built:
     """BM25 over the documents, or over the documents and their pseudo queries (DocT5Query)."""
     documents = workplace.texts.documents
-    parameters, minutes = workplace.generator_cost if expanded else (0, 0.0)
+    parameters, training = workplace.generator_cost if expanded else (0, Training())
     if expanded:
         documents = with_queries(documents, dict(zip(workplace.keys, workplace.pseudo_queries, strict=True)))
     retriever = LexicalRetriever(documents)
-    return Built(retriever, parameters, minutes, retriever.bytes / len(documents))
+    return Built(retriever, parameters, training, retriever.bytes / len(documents))
 
 
 def bm25_negatives(workplace: Workplace, sources: Sequence[Sequence[str]]) -> NDArray[np.int64]:

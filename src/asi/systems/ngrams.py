@@ -64,7 +64,8 @@ def ngram_objective(
     tokens = reading.features.tokens
     codes = np.split(words.of_piece[tokens.ids], tokens.offsets[1:-1])
     rows, windows = training_ngrams(codes, reading.all_pairs, views, workplace.seed)
-    drawn = workplace.pairs(np.stack([rows, np.arange(len(rows))], axis=1), batch_of(decoder))
+    batch = batch_of(windows, decoder.V, ends=True)
+    drawn = workplace.pairs(np.stack([rows, np.arange(len(rows))], axis=1), batch)
     return SequenceObjective(
         decoder, workplace.encoder, reading.features, torch.from_numpy(windows), [(1.0, drawn)],
         ends=True, words=words, given=1,
@@ -178,6 +179,6 @@ def build_ngrams(workplace: Workplace, name: str, kinds: Sequence[str]) -> Built
     width = workplace.encoder.encoder.shape.width
     decoder = workplace.new_model(lambda: Decoder(width, shape))
     words.start(decoder, workplace.encoder.encoder.words.weight)
-    minutes = workplace.train(name, ngram_objective(workplace, decoder, views, words))
+    training = workplace.train(name, ngram_objective(workplace, decoder, views, words))
     retriever = NgramRetriever(workplace, decoder, views, words)
-    return Built(retriever, parameters_of(decoder), minutes, sum(view.bytes for view in views) / len(documents))
+    return Built(retriever, parameters_of(decoder), training, sum(view.bytes for view in views) / len(documents))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -87,21 +88,36 @@ class SequenceObjective(StagedObjective):
     ) -> dict[str, Tensor]:
         codes = self.codes[torch.from_numpy(batch.documents)].to(text.x.device)
         prior = self.words.prior(self.features.tokens, batch.queries, self.model) if self.words else None
-        log_probs = self.model(text, codes, prior)[:, self.given :]
-        return {"generation": sequence_loss(log_probs, codes[:, self.given :], ends=self.ends).sum()}
+        counts = written(codes) if self.ends else torch.ones_like(codes, dtype=torch.bool)
+        counts[:, : self.given] = False
+        return {"generation": sequence_loss(self.model, self.model.states(text, codes), codes, counts, prior)}
 
 
-def batch_of(decoder: Decoder) -> int:
-    return max(16, min(BATCH, CODES_AT_ONCE // (decoder.m * decoder.V)))
+def batch_of(codes: NDArray[np.int64], V: int, *, ends: bool) -> int:
+    """Pairs in a step: fewer where docids (R, L) are long and have many codes to choose from."""
+    length = float(written(torch.from_numpy(codes)).sum(1).float().mean()) if ends else codes.shape[1]
+    return max(16, min(BATCH, int(CODES_AT_ONCE / (length * V))))
 
 
-def sequence_loss(log_probs: Tensor, codes: Tensor, *, ends: bool) -> Tensor:
-    """Negative log-likelihood (B,) of codes (B, L); behind the first END nothing counts."""
-    losses = -log_probs.gather(2, codes[:, :, None])[:, :, 0]
-    if ends:
-        is_over = torch.cumsum(codes == END, dim=1) > (codes == END).long()
-        losses = losses.masked_fill(is_over, 0)
-    return losses.sum(1)
+def written(codes: Tensor) -> Tensor:
+    """Which of the codes (B, L) a docid has: those up to its first END, and this END."""
+    is_end = codes == END
+    return torch.cumsum(is_end, dim=1) <= is_end
+
+
+def sequence_loss(decoder: Decoder, states: Tensor, codes: Tensor, counts: Tensor, prior: Tensor | None) -> Tensor:
+    """Negative log-likelihood of the codes (B, L) that count (B, L), summed; from the decoder's states (B, L, d).
+
+    Nothing is computed for the others: with long docids of many codes that is most of them.
+    """
+    groups = [(0, counts)]  # a table of codes, and where it is used
+    if len(decoder.outputs) > 1:
+        groups = [(i, counts & (torch.arange(codes.size(1), device=codes.device) == i)) for i in range(codes.size(1))]
+    total = states.new_zeros(())
+    for position, where in groups:
+        own = prior[where] if prior is not None else None
+        total = total + F.cross_entropy(decoder.logits(states[where], position, own), codes[where], reduction="sum")
+    return total
 
 
 def generation(workplace: Workplace, decoder: Decoder, queries: Sequence[str], words: WordCodes | None) -> Generation:
@@ -203,6 +219,7 @@ def build_sequences(workplace: Workplace, name: str, settings: SequenceSettings)
     first_row = np.full(len(workplace.keys), -1, dtype=np.int64)
     first_row[identifiers.documents[::-1]] = np.arange(len(identifiers.documents))[::-1]
     stages = []
+    batch = batch_of(identifiers.codes, V, ends=identifiers.ends)
     for stage in settings.stages:
         parts = []
         for read in stage.sources:
@@ -210,15 +227,15 @@ def build_sequences(workplace: Workplace, name: str, settings: SequenceSettings)
             pick = settings.pick
             targets = pick(workplace, identifiers, reading.sources[read]) if pick else first_row[pairs[:, 1]]
             parts.append(np.stack([pairs[:, 0], targets], axis=1))
-        stages.append((stage.until, workplace.pairs(np.concatenate(parts), batch_of(decoder))))
+        stages.append((stage.until, workplace.pairs(np.concatenate(parts), batch)))
     objective = SequenceObjective(
         decoder, workplace.encoder, reading.features, codes, stages, ends=identifiers.ends, words=words
     )
-    minutes = workplace.train(name, objective)
+    training = workplace.train(name, objective)
     retriever = SequenceRetriever(
         workplace, decoder, identifiers, constrained=settings.constrained, beams=settings.beams
     )
     unused = decoder.embeddings.numel() if L == 1 else 0  # nothing is written after the one code
     grows = decoder.outputs.numel() * 4 if L == 1 else 0  # an atomic docid is a row of the output table
     each = (identifiers.bytes_each * len(identifiers.documents) + grows) / len(workplace.keys)
-    return Built(retriever, parameters_of(decoder) - unused, minutes, each, retriever)
+    return Built(retriever, parameters_of(decoder) - unused, training, each, retriever)

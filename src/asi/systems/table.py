@@ -29,6 +29,7 @@ class System:
     differs: str  # from the original, in one line
     takes_new: bool  # finds documents that come after the training, without being trained again
     build: Callable[[Workplace], Built]
+    trains: bool = True  # anything of its own
 
 
 def dense(name: str, paper: str, differs: str, settings: DenseSettings) -> System:
@@ -61,7 +62,7 @@ def at_once(*sources: str) -> tuple[Stage, ...]:
 
 SIMCSE = DenseSettings(pooling="cls", top="tanh")
 SPANS = "2 random spans of 16 words"
-SHORTER = f"5 pseudo queries and {SPANS}, no task from docid to docid, beam 20, equal docids in the corpus's order"
+SHORTER = f"5 pseudo queries and {SPANS}, no task from docid to docid, equal docids in the corpus's order"
 OF_OUR_RECIPE = "asi with this change; the same change of the paper's own objective: asi study variants"
 VARIANT_NOTES = {
     "no-contrastive": f"{OF_OUR_RECIPE} (here match and balance keep the docids from collapsing)",
@@ -80,12 +81,12 @@ ROWS = (
     System(
         "asi-beam", "learned docids and ranking", "this project's paper",
         "the run of asi, searched as in the paper: the buckets of 10 generated docids and no others", True,
-        partial(build_searched, of="asi", settings={"mode": "beam"}),
+        partial(build_searched, of="asi", settings={"mode": "beam"}), trains=False,
     ),
     System(
         "asi-exact", "ranking without docids", "this project's paper",
         "the run of asi, its ranking over the whole corpus: what the docids cost", True,
-        partial(build_searched, of="asi", settings={"candidates": 10**9}),
+        partial(build_searched, of="asi", settings={"candidates": 10**9}), trains=False,
     ),
     asi(
         "asi-paper",
@@ -99,7 +100,7 @@ ROWS = (
     ),
     System(
         "bm25", "sparse", "Robertson and Zaragoza 2009", "k1 = 1.5, b = .75, no stemming", True,
-        partial(build_bm25, expanded=False),
+        partial(build_bm25, expanded=False), trains=False,
     ),
     System(
         "doct5query", "sparse, expanded", "Nogueira and Lin 2019",
@@ -128,7 +129,7 @@ ROWS = (
     System(
         "simcse-docid", "dense over ASI's docids", "this project's paper",
         "the docids of asi; its SimCSE is that of this table", True,
-        partial(build_simcse_docid, asi="asi", dense="simcse", settings=SIMCSE),
+        partial(build_simcse_docid, asi="asi", dense="simcse", settings=SIMCSE), trains=False,
     ),
     sequence(
         "dsi-atomic", "Tay et al. 2022", "each document once beside all queries, not 32 to one", False,
@@ -148,10 +149,10 @@ ROWS = (
     ),
     sequence(
         "nci", "Wang et al. 2022",
-        "the prefix gates the state, in place of a second decoder; no R-Drop; 2 spans, 5 pseudo queries, beam 20", True,
+        "the prefix gates the state, in place of a second decoder; no R-Drop; 2 spans, 5 pseudo queries", True,
         SequenceSettings(
             partial(identifiers.semantic, k=30, leaf=30, shared=False),
-            at_once("documents", "spans", "pseudo", "queries"), prefix_aware=True,
+            at_once("documents", "spans", "pseudo", "queries"), prefix_aware=True, beams=100,
         ),
     ),
     sequence(
@@ -163,19 +164,20 @@ ROWS = (
         ),
     ),
     sequence(
-        "ultron-url", "Zhou et al. 2022", f"title and key stand for title and address, 24 pieces at most; {SHORTER}",
-        True,
+        "ultron-url", "Zhou et al. 2022",
+        f"title and key stand for title and address, 24 pieces at most; beam 20; {SHORTER}", True,
         SequenceSettings(identifiers.addresses, ULTRON), A_WRITER,
     ),
     sequence(
         "ultron-pq", "Zhou et al. 2022",
         f"fewer than 24 parts if 24 do not divide the width, fewer than 256 centres for a small corpus; {SHORTER}",
         True,
-        SequenceSettings(identifiers.quantised, ULTRON),
+        SequenceSettings(identifiers.quantised, ULTRON, beams=100),
     ),
     sequence("ultron-atomic", "Zhou et al. 2022", SHORTER, False, SequenceSettings(identifiers.atomic, ULTRON)),
     sequence(
-        "se-dsi", "Tang et al. 2023", f"descriptions by our own generator; {SPANS} for lead and chosen sentences", True,
+        "se-dsi", "Tang et al. 2023",
+        f"the nearest of 5 descriptions by our own generator; {SPANS} for lead and chosen sentences", True,
         SequenceSettings(identifiers.descriptions, at_once("documents", "spans", "queries")), A_WRITER,
     ),
     System(
@@ -198,8 +200,8 @@ ROWS = (
     ),
     System(
         "genret", "learned docids, generative", "Sun et al. 2023",
-        f"{SAME_ENCODER}, and a small decoder; batches are not drawn from one prefix; 3 codes "
-        "of 256; clusters of any size; the reconstruction teaches the codebook alone; beam 20", True,
+        f"{SAME_ENCODER}, and a small decoder; 3 codes of 256; cosines with a temperature in the contrast, clusters of "
+        "any size; the reconstruction teaches the codebook alone; beam 20", True,
         partial(build_genret, name="genret"),
     ),
     *(

@@ -22,7 +22,7 @@ from asi.datasets import Dataset, open_dataset
 from asi.distributed import Processes
 from asi.encoder import TextTokeniser, TokenisedTexts
 from asi.errors import ConfigError, Interrupted
-from asi.expansion import DEFAULT_STEPS, pseudo_queries_file, queries_by_document
+from asi.expansion import generator_training, pseudo_queries_file, queries_by_document
 from asi.features import Features, JoinedStates, compute_features
 from asi.generator import GeneratorConfig
 from asi.memory import keep_freed_memory
@@ -54,13 +54,24 @@ class DocidLevel(Protocol):
         """The docids that are found for each query, best first."""
 
 
+class Training(NamedTuple):
+    """What it took."""
+
+    minutes: float = 0.0
+    steps: int = 0
+    pairs: int = 0  # that were seen, again and again
+
+    def and_also(self, other: "Training") -> "Training":
+        return Training(self.minutes + other.minutes, self.steps + other.steps, self.pairs + other.pairs)
+
+
 @dataclass(frozen=True)
 class Built:
     """A system that is ready to answer, and what it costs."""
 
     retriever: Retriever
     parameters: int  # that were trained
-    minutes: float  # of training
+    training: Training
     bytes_per_document: float  # of what the answers are looked up in: codes, vectors, postings, n-grams; no texts
     docids: DocidLevel | None = None
     close: Callable[[], None] = lambda: None  # what the retriever holds open
@@ -179,20 +190,20 @@ class Workplace:
     @cached_property
     def pseudo_queries(self) -> list[list[str]]:
         """Sampled queries of every document, from a generator that is trained on the pairs once for all systems."""
-        steps = min(DEFAULT_STEPS, max(50, len(self.texts.pairs) // 4))  # a small corpus is learnt sooner
         file = pseudo_queries_file(
-            self.dataset, self.out, steps, PSEUDO_QUERIES, self.seed, self.device, self.reporter,
-            self.stopping, self.cache, GeneratorConfig(encoder=self.encoder_name, max_length=self.max_length),
+            self.dataset, self.out, generator_training(self.seed, minutes=self.minutes), PSEUDO_QUERIES, self.device,
+            self.reporter, self.stopping, self.cache,
+            GeneratorConfig(encoder=self.encoder_name, max_length=self.max_length),
         )  # fmt: skip
         found = queries_by_document(open_dataset(str(file)))
         return [found.get(key, []) for key in self.keys]
 
     @property
-    def generator_cost(self) -> tuple[int, float]:
-        """Parameters and minutes of the generator of the pseudo queries."""
+    def generator_cost(self) -> tuple[int, Training]:
+        """Parameters and training of the generator of the pseudo queries."""
         _ = self.pseudo_queries
         origin = read_manifest(self.out / "generator")
-        return origin["parameters"], origin["minutes"]
+        return origin["parameters"], Training(origin["minutes"], origin["steps"], origin["pairs"])
 
     def source(self, name: str) -> Source:
         """Texts of the known documents, by name: queries, pseudo, documents, spans or terms."""
@@ -228,16 +239,16 @@ class Workplace:
     def pairs(self, pairs: NDArray[np.int64], batch: int) -> TrainingPairs:
         return TrainingPairs(pairs, self.seed, batch)
 
-    def train(self, name: str, objective: Objective) -> float:
+    def train(self, name: str, objective: Objective) -> Training:
         """Train for the comparison's minutes, not counting what all systems share. Finished weights are read instead.
 
-        A system is trained in one go: what a broken-off training left is thrown away. Returns the minutes it took.
+        A system is trained in one go: what a broken-off training left is thrown away.
         """
         place = self.folder(name) / "weights"
         if place.exists():
-            minutes: float = read_manifest(place)["minutes"]
+            kept = read_manifest(place)
             objective.model.load_state_dict(load_file(place / "weights.safetensors", device=str(self.device)))
-            return minutes
+            return Training(kept["minutes"], kept["steps"], kept["pairs"])
         run = RunFolder(self.folder(name) / "training")
         shutil.rmtree(run.path, ignore_errors=True)
         run.path.mkdir(parents=True)
@@ -253,11 +264,10 @@ class Workplace:
         if not fit(trainer, steps, run, self.reporter.step, self.stopping):
             raise Interrupted(f"what is finished is kept in {self.out}; run the same command with --resume to go on")
         weights = {name: weight.detach().contiguous() for name, weight in objective.model.state_dict().items()}
-        minutes = (time.monotonic() - started) / 60
-        manifest = {"steps": steps, "minutes": minutes}
-        save_folder(place, lambda beside: save_file(weights, beside / "weights.safetensors"), manifest)
+        training = Training((time.monotonic() - started) / 60, steps, steps * objective.pairs.batch)
+        save_folder(place, lambda beside: save_file(weights, beside / "weights.safetensors"), training._asdict())
         shutil.rmtree(run.path)
-        return minutes
+        return training
 
 
 def joined(parts: Sequence[Features]) -> Features:
