@@ -13,6 +13,7 @@ from asi.analysis import docids
 from asi.analysis.new_documents import EXISTING, NEW_CONTENT, NEW_SEMANTIC, kinds_of_documents
 from asi.analysis.pages import Figure, Page, Section, Table
 from asi.analysis.studies import STUDIES, size_findings, trend, variant_findings
+from asi.config import VARIANTS
 from asi.judges import EmbeddingJudge, TfidfJudge, find_judge, quality_score, sampled
 from asi.metrics import Buckets, Report, docid_health, opened_buckets, opened_documents
 from asi.records import Document, Qrel, Query
@@ -280,3 +281,33 @@ def test_a_study_is_resumed_and_refuses_other_settings(beir, encoder_folder, tmp
     changed = asi(*command, "--steps", 4, cwd=tmp_path)  # a finished run is not measured as if it knew the new texts
     assert changed.returncode == 1
     assert "the texts of 'data' have changed" in changed.stderr
+
+
+@pytest.mark.slow
+def test_all_studies_make_one_page(beir, encoder_folder, tmp_path):
+    settings = [f"model.encoder={encoder_folder}", "model.max_length=16", "model.adapter=16", "model.decoder_width=16"]
+    sets = [word for setting in settings for word in ("--set", setting)]
+    command = ("study", "all", beir, "--out", "s", "--judge", "tfidf", "--steps", 3, *sets)
+    done = asi(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    page = json.loads((tmp_path / "s" / "report.json").read_text())
+    for title in (
+        "Measures",
+        "New documents",
+        "Docid density",
+        "Variants",
+        "Docid length",
+        "Docid range",
+        "Query expansion",
+    ):
+        assert any(name.startswith(title) for name in page["tables"]), title
+    variants = page["tables"]["Variants: test: plain beam, as in the paper; judge: TF-IDF cosine"]
+    assert [row["variant"] for row in variants] == list(VARIANTS)
+    assert all(0 <= row["R@1"] <= row["R@5"] <= row["R@10"] <= 1 for row in variants)
+    assert sum("here (" in line for line in page["texts"]["Variants"]) == 4  # a verdict for each finding
+    assert len(list((tmp_path / "s" / "runs").iterdir())) == 17  # 4 codes of 256 are trained once for two studies
+    expansion = page["tables"]["Query expansion: test; judge: TF-IDF cosine"]
+    assert [row["system"] for row in expansion][:2] == ["ASI", "ASI with pseudo queries"]
+    again = asi(*command, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.count("measured already") == 18
