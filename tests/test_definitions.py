@@ -392,8 +392,8 @@ def config_of(name):
 
 
 def changed(name):
-    """The settings in which a variant differs from the default, by section."""
-    own, whole = config_of(name), Config()
+    """The settings in which a variant differs from what it is a variant of, by section."""
+    own, whole = config_of(name), config_of("asi-paper") if name != "asi" else Config()
     return {
         f"{section}.{key}": value
         for section in ("model", "loss", "train", "index", "search")
