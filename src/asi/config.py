@@ -178,7 +178,7 @@ class SearchConfig:
     matched: int = 100  # candidates whose tokens are matched: the most similar ones
     docid_weight: float = 0.002  # of the docid's score in that sum; the similarity has weight 1
     fill_weight: float = 0.01  # of the heads' log-probability beside the nearness of a bucket, in constrained
-    ahead_weight: float = 2.0  # of the heads' log-probability, of the best docid ahead, in the beam of constrained
+    ahead_weight: float = 1.0  # of the heads' log-probability, of the best docid ahead, in the beam of constrained
     bucket_cap: int | None = None  # documents of one bucket in an answer, at the most
 
     def __post_init__(self) -> None:
