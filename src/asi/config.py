@@ -298,7 +298,9 @@ PAPER_OBJECTIVE = (
     "loss.one_pass=0",
     "loss.balance=0",
     "model.logit_scale=8.0",
+    "model.head_prior=false",
     "train.start_heads=0",
+    "search.ahead_weight=0",
 )
 
 

@@ -209,9 +209,9 @@ STUDIES: dict[str, Study] = {
     "variants": Study(
         "Variants",
         "The paper's variants: docids of 4 codes out of 256, shaped by its three losses alone. What is ours: the "
-        "frozen encoder with a residual layer that a softmax on vectors trains, the decoder's start from the heads' "
-        "logits, and the schedule (straight-through from .3 of the run on, docids frozen at the end). Random docids: a "
-        "decoder without that start, on docids that mean nothing.",
+        "frozen encoder with a residual layer that a softmax on vectors trains, and the schedule (straight-through "
+        "from .3 of the run on, docids frozen at the end). Random docids: the same decoder on docids that mean "
+        "nothing.",
         "variant",
         PAPER_OBJECTIVE,
         VARIANTS,

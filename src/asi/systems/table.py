@@ -89,8 +89,7 @@ ROWS = (
     asi(
         "asi-paper",
         "the paper's three losses, docids of 4 codes out of 256 and plain beam; the vectors that rank have our "
-        "softmax; the encoder is frozen, straight-through ramped in, docids frozen at 90%, the decoder starts from the "
-        "heads",
+        "softmax; the encoder is frozen, straight-through ramped in, docids frozen at 90%",
         AS_IN_THE_PAPER,
     ),
     System(
