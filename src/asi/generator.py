@@ -255,7 +255,7 @@ def train_generator(
             raise ConfigError(f"{folder} was trained on other data or with other settings; choose another --out")
         return load_generator(folder, device)
     begun: dict[str, Any] = json.loads(run.run.read_text(encoding="utf-8")) if run.run.exists() else {}
-    if begun.get("origin", origin) != origin:
+    if begun and begun.get("origin") != origin:
         raise ConfigError(f"{run.path} belongs to another training; delete it, or choose another --out")
     run.path.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(train.seed)
