@@ -133,7 +133,7 @@ def main() -> None:
             check_same_run(folder, config, trained_on.name)
             train(trained_on, folder, config, resume=True, cache=cache)
             seconds = time.monotonic() - start
-            with Index.load(folder) as index:
+            with Index.load(folder, search=config.search) as index:
                 for split in ("dev", "dev_unseen"):
                     row = {"data": Path(data).name, "recipe": recipe, "steps": arguments.steps, "split": split}
                     row |= {"seconds": round(seconds)} | measure(index, dataset, split, cache)

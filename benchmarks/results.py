@@ -80,7 +80,7 @@ def results_of(
         if name == "dense":
             results["dense"], answers["dense"] = evaluate_dense(folder, dataset, splits)
             continue
-        with Index.load(folder) as index:
+        with Index.load(folder, search=systems[name].search) as index:
             reports, found = evaluate_ways(index, dataset, splits, WAYS if name == "asi" else {name: {}})
             results |= reports
             answers |= found

@@ -273,6 +273,13 @@ def test_a_study_is_resumed_and_refuses_other_settings(beir, encoder_folder, tmp
     assert "Docid length: 4, 1 run to go" in resumed.stderr
     again = {path: path.stat().st_mtime_ns for path in kept}
     assert [path.parent.name for path in kept if again[path] != kept[path]] == ["docid-length-4"]
+    models = {path: path.stat().st_mtime_ns for path in (tmp_path / "s" / "runs").glob("*/model/manifest.json")}
+    searched = asi(*command, "--steps", 4, "--set", "search.beams=2", cwd=tmp_path)  # measured again, not trained again
+    assert searched.returncode == 0, searched.stderr
+    assert {path: path.stat().st_mtime_ns for path in models} == models
+    page = json.loads((tmp_path / "s" / "length" / "report.json").read_text())
+    [fewer] = [rows for title, rows in page["tables"].items() if "test: plain beam" in title]
+    assert all(row["D/Q"] < before["D/Q"] for row, before in zip(fewer, rows, strict=True))
     other = asi(*command, "--steps", 5, cwd=tmp_path)
     assert other.returncode == 1
     assert "other settings" in other.stderr

@@ -40,15 +40,16 @@ STATES = ".states-"
 class Index:
     """A trained model and its store. Searching sees changes that other processes make, from the next call on."""
 
-    def __init__(self, folder: RunFolder, device: str | None = None) -> None:
+    def __init__(self, folder: RunFolder, device: str | None = None, search: SearchConfig | None = None) -> None:
         self.folder = folder
+        self.search_config = search
         self.loaded = load_model(folder.model, choose_device(device))
         self.replaced: list[Store] = []  # others may be reading them still
         self.open_store()
 
     def open_store(self) -> None:
         self.store = Store.open(self.folder.store, fingerprint=self.loaded.fingerprint)
-        self.searcher = Searcher(self.loaded, self.store)
+        self.searcher = Searcher(self.loaded, self.store, self.search_config)
 
     def follow(self) -> None:
         """Turn to the store that has taken the place of ours, if one has: `asi index` was run meanwhile."""
@@ -57,11 +58,12 @@ class Index:
             self.open_store()
 
     @classmethod
-    def load(cls, path: str | Path, device: str | None = None) -> Self:
+    def load(cls, path: str | Path, device: str | None = None, search: SearchConfig | None = None) -> Self:
+        """Open a run's folder; it is searched with these settings, or else with those that it was saved with."""
         folder = RunFolder(Path(path))
         if not folder.path.is_dir():
             raise StoreError(f"there is no folder {path}; run: asi train DATA --out {path}")
-        return cls(folder, device)
+        return cls(folder, device, search)
 
     def close(self) -> None:
         for store in (*self.replaced, self.store):

@@ -5,7 +5,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -109,11 +109,14 @@ def open_run(path: Path, config: Config, data: str, *, resume: bool) -> tuple[Ru
 
 
 def check_same_run(path: Path, config: Config, data: str) -> None:
-    """Refuse a folder with a run that was begun with other settings or on other data."""
+    """Refuse a folder with a run that was trained or indexed with other settings, or on other data.
+
+    How it is searched is not looked at: whoever measures it opens it with the search settings that are wanted.
+    """
     folder = RunFolder(path)
     if folder.run.exists():
         state = RunState.load(folder)
-        if (state.config, state.data) != (config, data):
+        if (replace(state.config, search=config.search), state.data) != (config, data):
             raise ConfigError(f"{path} holds a run with other settings or other data; choose another folder")
 
 

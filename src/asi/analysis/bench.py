@@ -91,7 +91,7 @@ def measured_run(bench: Bench, label: str, folder: Path, dataset: Dataset, confi
         reporter=bench.reporter, stopping=bench.stopping,
     )  # fmt: skip
     bench.reporter.stage("measuring", 0)
-    with Index.load(folder, bench.device) as opened:
+    with Index.load(folder, bench.device, config.search) as opened:
         reports, _ = evaluate_ways(opened, dataset, bench.splits, STUDIED_WAYS, bench.judge)
     write_atomically(kept, json.dumps(wanted | {"reports": as_json(reports)}, indent=1))
     bench.unmeasured.discard(folder)

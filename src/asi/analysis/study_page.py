@@ -38,7 +38,7 @@ def write_study(name: str, bench: Bench) -> Path:
         page = whole.write(bench.out if name == "all" else bench.out / name)  # what is done can be read
     if name != "all":
         return page
-    with Index.load(bench.run_folder("default"), bench.device) as opened:
+    with Index.load(bench.run_folder("default"), bench.device, bench.config.search) as opened:
         stage = partial(bench.reporter.stage, total=0)
         report = build_report(opened, bench.dataset, bench.splits, bench.judge, baselines=True, stage=stage)
     return Page(title, report.introduction, [*report.sections, *sections], data | report.data).write(bench.out)
