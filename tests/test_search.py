@@ -17,7 +17,7 @@ from asi.judges import TfidfJudge
 from asi.ranking import unpack
 from asi.records import Document
 from asi.run import train
-from asi.search import Candidates, Docids, Searcher, best_of_each_query, candidates_of, one_pass
+from asi.search import Candidates, Docids, Searcher, best_of_each_query, candidates_of, one_pass, one_pass_scores
 from asi.store import Store
 
 QUERIES = [
@@ -101,6 +101,27 @@ def test_one_pass_is_exactly_the_best_docids(index):
         best = sorted(range(len(scores)), key=lambda row: (-scores[row], row))[:7]
         assert found.rows[q].tolist() == best
         assert found.scores[q].tolist() == pytest.approx([scores[row] for row in best], abs=1e-5)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
+def test_fills_up_with_the_nearest_of_the_docids_that_the_heads_like(index, share):
+    searcher = index.configured(mode="constrained", centre_share=share, fill_weight=0.1)
+    view, [(_, query)] = searcher.current_view(), searcher.encode(["red house"])
+    by_heads = one_pass_scores(index.loaded.model.heads(query.x).detach().log_softmax(-1), view)[:1]
+    near = searcher.near_docids(query, by_heads, view, count=5)
+    docids = len(view.snapshot.codes)
+    liked = by_heads[0].argsort(descending=True, stable=True)[: max(5, int(share * docids))].tolist()
+    x, scores = query.x[0] / query.x[0].norm(), {}
+    for row in liked:
+        own = slice(*view.centres.offsets[row : row + 2])
+        nearest = max(
+            float(vector @ x + bias)
+            for vector, bias in zip(view.centres.vectors[own], view.centres.biases[own], strict=True)
+        )
+        scores[row] = nearest + 0.1 * float(by_heads[0, row])
+    assert near.rows[0].tolist() == sorted(scores, key=lambda row: -scores[row])[:5]
+    assert near.scores[0].tolist() == pytest.approx(sorted(scores.values(), reverse=True)[:5], abs=1e-5)
+    assert len(liked) == {0.0: 5, 0.2: docids // 5, 1.0: docids}[share] >= 5
 
 
 def test_vector_ranking_equals_exact_search_over_the_whole_corpus(index):

@@ -18,10 +18,8 @@ Integers = NDArray[np.int64]
 
 
 class Centres(NamedTuple):
-    """One row for each bucket, then the rows of further parts."""
-
-    rows: RankingRows  # (C, D), (C,)
-    owners: Integers  # (C - U,) the buckets of the further parts
+    rows: RankingRows  # (C, D), (C,), bucket after bucket
+    counts: Integers  # (U,) of each bucket's rows
 
 
 def centres_of(rows: RankingRows, starts: Integers) -> Centres:
@@ -31,10 +29,7 @@ def centres_of(rows: RankingRows, starts: Integers) -> Centres:
     order = np.lexsort((part, bucket))
     first = np.flatnonzero(np.diff(part[order], prepend=-1))
     found = means_and_bonus(RankingRows(rows.vectors[order], rows.bias[order]), first)
-    owners = bucket[order[first]]
-    is_further = np.diff(owners, prepend=-1) == 0
-    by_bucket = np.argsort(is_further, kind="stable")
-    return Centres(RankingRows(found.vectors[by_bucket], found.bias[by_bucket]), owners[is_further])
+    return Centres(found, np.bincount(bucket[order[first]], minlength=len(starts)))
 
 
 def most_centres(sizes: Integers) -> int:

@@ -177,6 +177,7 @@ class SearchConfig:
     token_weight: float = 0.5  # of the match of tokens beside the similarity of vectors, if the model has token vectors
     matched: int = 100  # candidates whose tokens are matched: the most similar ones
     docid_weight: float = 0.002  # of the docid's score in that sum; the similarity has weight 1
+    centre_share: float = 1.0  # of the buckets, the best by the heads, whose centres a query of constrained looks at
     fill_weight: float = 0.01  # of the heads' log-probability beside the nearness of a bucket, in constrained
     ahead_weight: float = 1.0  # of the heads' log-probability, of the best docid ahead, in the beam of constrained
     bucket_cap: int | None = None  # documents of one bucket in an answer, at the most
@@ -189,6 +190,7 @@ class SearchConfig:
             self.candidates is None or self.candidates >= 1,
             f"search.candidates must be at least 1, got {self.candidates}",
         )
+        require(0 <= self.centre_share <= 1, f"search.centre_share must be from 0 to 1, got {self.centre_share}")
         require(self.fill_weight >= 0, f"search.fill_weight must not be negative, got {self.fill_weight}")
         require(self.ahead_weight >= 0, f"search.ahead_weight must not be negative, got {self.ahead_weight}")
         require(self.token_weight >= 0, f"search.token_weight must not be negative, got {self.token_weight}")

@@ -170,18 +170,22 @@ class Searcher:
                 return plain_beams(generation, view, beams, query.real)
             by_heads = one_pass_scores(logits.log_softmax(-1), view)
             ahead = view.tree.look_ahead(self.config.ahead_weight * by_heads) if self.config.ahead_weight else None
-            nearness = self.nearness(query, by_heads, view)
-            return constrained_beams(generation, nearness, ahead, view, beams, count, query.real)
+            near = self.near_docids(query, by_heads[: query.real], view, count + beams)
+            return constrained_beams(generation, near, ahead, view, beams, query.real)
 
-    def nearness(self, query: "PaddedQueries", by_heads: Tensor, view: View) -> Tensor:
-        """How near every docid is to every query (Q, U): by its bucket's vectors and by the heads."""
+    def near_docids(self, query: "PaddedQueries", by_heads: Tensor, view: View, count: int) -> "NearDocids":
+        """`count` docids in use that are near to each query, if there are as many: by the centres of their buckets and
+        by the heads; if not all centres are looked at, then those of the docids that are best by the heads."""
         if not self.fills_up or (centres := view.centres) is None:
-            return by_heads
-        vectors, biases, owners = centres
-        scores = F.normalize(query.x, dim=-1) @ vectors.T + biases  # (Q, C)
-        own, further = scores.split([by_heads.size(1), len(owners)], dim=1)
-        nearest = own.scatter_reduce(1, owners.expand(len(further), -1), further, "amax")
-        return nearest + self.config.fill_weight * by_heads
+            return NearDocids(*stable_topk(by_heads, count))
+        x, weight = F.normalize(query.x, dim=-1), self.config.fill_weight
+        looked_at = max(count, int(self.config.centre_share * by_heads.size(1)))
+        if looked_at >= by_heads.size(1):  # one matrix product for all is faster than picking
+            return NearDocids(*stable_topk(centres.scores(x)[: len(by_heads)] + weight * by_heads, count))
+        best, rows = stable_topk(by_heads, looked_at)
+        nearness = torch.stack([centres.scores_of(*own) for own in zip(x[: len(rows)], rows, strict=True)])
+        scores, order = stable_topk(nearness + weight * best, count)
+        return NearDocids(scores, rows.gather(1, order))
 
     def find_candidates(self, query: "PaddedQueries", view: View, k: int) -> Candidates:
         count = self.candidates(view, k)
@@ -254,6 +258,13 @@ class PaddedQueries(NamedTuple):
         return self.encoded.x  # (Q, D)
 
 
+class NearDocids(NamedTuple):
+    """Docids in use, nearest first: scores and rows, both (Q, n)."""
+
+    scores: Tensor
+    rows: Tensor
+
+
 EncodedQueries = list[
     tuple[NDArray[np.int64], PaddedQueries]
 ]  # groups of one padded length: places in the list, queries
@@ -285,19 +296,18 @@ def plain_beams(generation: Generation, view: View, beams: int, count: int) -> D
 
 def constrained_beams(
     generation: Generation,
-    nearness: Tensor,
+    filling: "NearDocids",
     ahead: list[Tensor] | None,
     view: View,
     beams: int,
-    wanted: int,
     count: int,
 ) -> Docids:
-    """The beam's docids, then the nearest of the rest, to `wanted` docids in all or as many as there are."""
+    """The beam's docids, then the near ones that are not among them."""
     beams = min(beams, len(view.snapshot.codes))
     found = beam_search(generation, len(view.tree.levels), beams, view.tree, ahead=ahead)
     assert found.rows is not None
     rows, scores = found.rows[:count], found.scores[:count].cpu()
-    near, near_rows = (part.cpu() for part in stable_topk(nearness[:count], wanted + beams))
+    near, near_rows = (part.cpu() for part in filling)
     is_new = ~(near_rows[:, :, None] == rows[:, None, :]).any(-1)
     order = (~is_new).to(torch.uint8).sort(dim=1, stable=True).indices  # the new ones first
     # A filled docid never stands before a generated one: its score is lowered below the last of them.

@@ -13,11 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asi.arrays import expand_ranges
 from asi.beam import PrefixTree
 from asi.centres import centres_of, most_centres
 from asi.indexing import row_shape
 from asi.model import Asi
-from asi.ranking import RankingRows, unpack
+from asi.ranking import unpack
 from asi.snapshot import Snapshot
 from asi.store import Store
 
@@ -26,11 +27,27 @@ DOCUMENTS_AT_ONCE = 2**17
 
 
 class BucketCentres(NamedTuple):
-    """What each bucket is near to: C rows, of which the first U are the buckets' own in their order."""
+    """What each bucket is near to: one row or more, bucket after bucket."""
 
     vectors: Tensor  # (C, D)
     biases: Tensor  # (C,)
-    owners: Tensor  # (C - U,) the buckets of the others
+    owners: Tensor  # (C,) their buckets
+    offsets: NDArray[np.int64]  # (U + 1,) where the rows of each bucket begin
+
+    def scores(self, x: Tensor) -> Tensor:
+        """How near every bucket is to queries' unit vectors (Q, D): (Q, U), as near as its nearest centre."""
+        found = x @ self.vectors.T + self.biases
+        none = found.new_full((len(x), len(self.offsets) - 1), -torch.inf)
+        return none.scatter_reduce(1, self.owners.expand(len(x), -1), found, "amax")
+
+    def scores_of(self, x: Tensor, buckets: Tensor) -> Tensor:
+        """The same for some buckets (n,) and one query (D,), looking at no others."""
+        own = buckets.cpu().numpy()
+        items, owners = (
+            torch.from_numpy(part).to(x.device) for part in expand_ranges(self.offsets[own], self.offsets[own + 1])
+        )
+        found = self.vectors[items] @ x + self.biases[items]
+        return found.new_full(buckets.shape, -torch.inf).scatter_reduce(0, owners, found, "amax")
 
 
 class View:
@@ -56,17 +73,19 @@ class View:
         if not count or not self.store.meta.width or 4 * count * width > LARGEST_CENTRES:
             return None
         ranked = slice(0, row_shape(self.model).ranked)
-        own, further, owners = [], [], []
+        parts, counts = [], []
         for first, last in ranges(snapshot.offsets, DOCUMENTS_AT_ONCE):
             starts = snapshot.offsets[first : last + 1]
             rows = unpack(self.store.vectors(snapshot.numbers[starts[0] : starts[-1]], ranked))
             centres = centres_of(rows, starts[:-1] - starts[0])
-            own.append(RankingRows(*(part[: last - first] for part in centres.rows)))
-            further.append(RankingRows(*(part[last - first :] for part in centres.rows)))
-            owners.append(first + centres.owners)
-        vectors, biases = (np.concatenate(parts) for parts in zip(*own, *further, strict=True))
-        found = vectors, biases, np.concatenate(owners)
-        return BucketCentres(*(torch.from_numpy(part).to(self.model.device) for part in found))
+            parts.append(centres.rows)
+            counts.append(centres.counts)
+        vectors, biases = (
+            torch.from_numpy(np.concatenate(part)).to(self.model.device) for part in zip(*parts, strict=True)
+        )
+        offsets = np.cumsum(np.concatenate([[0], *counts]))
+        owners = torch.from_numpy(np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))).to(self.model.device)
+        return BucketCentres(vectors, biases, owners, offsets)
 
 
 def ranges(offsets: NDArray[np.int64], size: int) -> Iterator[tuple[int, int]]:
