@@ -315,6 +315,9 @@ def test_all_studies_make_one_page(beir, encoder_folder, tmp_path):
     assert len(list((tmp_path / "s" / "runs").iterdir())) == 17  # 4 codes of 256 are trained once for two studies
     expansion = page["tables"]["Query expansion: test; judge: TF-IDF cosine"]
     assert [row["system"] for row in expansion][:2] == ["ASI", "ASI with pseudo queries"]
+    found = [line for line in page["texts"]["Query expansion"] if line.startswith("test, with pseudo queries")]
+    assert f"({expansion[1]['R@10']:.3f} against {expansion[0]['R@10']:.3f})" in found[0]
+    assert f"({expansion[3]['document R@10']:.3f} against {expansion[2]['document R@10']:.3f})" in found[2]
     again = asi(*command, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert again.stderr.count("measured already") == 18

@@ -7,6 +7,7 @@ import numpy as np
 from asi.analysis.bench import Bench, measured_run
 from asi.analysis.pages import Cell, Section, Table
 from asi.analysis.report import PAPER_COLUMNS, docid_cells
+from asi.analysis.studies import verdict
 from asi.datasets import Dataset, WithMorePairs
 from asi.distributed import choose_device
 from asi.evaluation import evaluate_documents
@@ -16,9 +17,12 @@ from asi.metrics import Report
 from asi.records import Document
 from asi.run import check_same_run
 from asi.systems.lexical import LexicalRetriever
+from asi.ways import Reports
 
 QUERIES_PER_DOCUMENT = 3
 EXAMPLES = 8
+ASI, ASI_WITH_MORE = "ASI", "ASI with pseudo queries"
+BM25, BM25_WITH_MORE = "BM25", "BM25 with pseudo queries (DocT5Query)"
 EXPANSION_RUNS = ("default", "expanded")  # folders: without pseudo queries, with them
 
 
@@ -35,16 +39,16 @@ def expansion_section(bench: Bench) -> Section:
     expanded = WithMorePairs(dataset, str(file))
     pseudo = queries_by_document(expanded.more)
     longer = with_queries(documents, pseudo)
-    reports: dict[str, dict[str, Report]] = {}
-    for name, data, folder in zip(("ASI", "ASI with pseudo queries"), (dataset, expanded), EXPANSION_RUNS, strict=True):
+    reports: Reports = {}
+    for name, data, folder in zip((ASI, ASI_WITH_MORE), (dataset, expanded), EXPANSION_RUNS, strict=True):
         measures = measured_run(bench, f"Query expansion: {name}", bench.run_folder(folder), data, config)
         reports[name] = measures["constrained"]
-    for name, corpus in (("BM25", documents), ("BM25 with pseudo queries (DocT5Query)", longer)):
+    for name, corpus in ((BM25, documents), (BM25_WITH_MORE, longer)):
         retriever = LexicalRetriever(corpus)
         reports[name] = {split: evaluate_documents(retriever, *dataset.judged(split))[0] for split in splits}
     return Section(
         "Query expansion",
-        [expansion_text(dataset, documents)],
+        [expansion_text(dataset, documents), *expansion_findings(reports, splits)],
         [
             Table(
                 f"{split}; judge: {bench.judge.name}",
@@ -65,6 +69,22 @@ def expansion_text(dataset: Dataset, documents: Sequence[Document]) -> str:
         f"({DEFAULT_STEPS} steps), samples {QUERIES_PER_DOCUMENT} queries for every document of the corpus, and "
         "these are trained on too. So documents without a training query have pseudo queries here."
     )
+
+
+def expansion_findings(reports: Reports, splits: Sequence[str]) -> list[str]:
+    claims = (
+        ("generated docids are right more often (docid-level R@10)", ASI, ASI_WITH_MORE, "docid"),
+        ("more documents are found after ranking (R@10)", ASI, ASI_WITH_MORE, "document"),
+        ("BM25 finds more documents (R@10)", BM25, BM25_WITH_MORE, "document"),
+    )
+    found = []
+    for split in splits:
+        for claim, plain, with_more, level in claims:
+            after, before = ((getattr(reports[name][split], level) or {})["R@10"] for name in (with_more, plain))
+            queries = reports[plain][split].queries
+            values = f"{after:.3f} against {before:.3f}"
+            found.append(verdict(f"{split}, with pseudo queries {claim}", [after - before], values, queries))
+    return found
 
 
 def expansion_row(name: str, report: Report) -> list[Cell]:

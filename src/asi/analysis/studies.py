@@ -77,7 +77,8 @@ def study_section(study: Study, results: Results, splits: Sequence[str], config:
     ]
     text = (
         f"{study.introduction} Each run: {config.train.steps} steps, seed {config.train.seed}, nothing ranked by "
-        f"tokens. What the paper found, on {splits[0]} by the plain beam:"
+        "tokens. Documents ranked behind the constrained beam are of the nearest buckets too, whatever is generated: "
+        f"they say more about vectors than about docids. What the paper found, on {splits[0]} by the plain beam:"
     )
     pictures = [study_figure(study, results, splits[0])] if study.as_lines else []
     return Section(study.title, [text, *study.findings(results)], tables, pictures)
