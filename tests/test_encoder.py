@@ -76,6 +76,7 @@ def test_frozen_layers_have_no_gradient(encoder_folder):
     assert trained == {"layers1"}
     assert not encoder.is_frozen
     assert load_encoder(encoder_folder, 99).is_frozen
+    assert load_encoder(encoder_folder, None).is_frozen
 
 
 def test_the_default_encoder_comes_with_its_package_and_its_checksum_is_verified(monkeypatch):

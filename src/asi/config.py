@@ -30,7 +30,8 @@ class ModelConfig:
     encoder: str = "all-MiniLM-L6-v2"  # a local folder, the installed default or a name on the Hugging Face hub
     pooling: str = "mean"  # x is the mean of the token states, or the state of [CLS]
     max_length: int = 64  # tokens of a query or a document; the rest is cut off
-    frozen_layers: int = 6  # lower encoder layers that are never trained; their output is computed once and reused
+    frozen_layers: int | None = None  # lower encoder layers that are never trained, by default all; their output is
+    # computed once and reused
     precision: str = "auto"  # of the frozen layers' products: bfloat16 where the hardware has it, else float32
     adapter: int = 1024  # hidden width of the residual layer on x; 0 for none
     docids: str = "learned"  # by the heads; "random" is the control: docids that depend on the text but mean nothing
@@ -54,7 +55,7 @@ class ModelConfig:
             f"model.precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}",
         )
         require(self.max_length >= 8, f"model.max_length must be at least 8, got {self.max_length}")
-        require(self.frozen_layers >= 0, f"model.frozen_layers must not be negative, got {self.frozen_layers}")
+        require((self.frozen_layers or 0) >= 0, f"model.frozen_layers must not be negative, got {self.frozen_layers}")
         require(self.adapter >= 0, f"model.adapter must not be negative, got {self.adapter}")
         require(self.head_adapter >= 0, f"model.head_adapter must not be negative, got {self.head_adapter}")
         require(self.token_width >= 0, f"model.token_width must not be negative, got {self.token_width}")

@@ -185,16 +185,17 @@ def layer_of(shape: EncoderShape) -> nn.Module:
 
 
 class Encoder(nn.Module):
-    """Token ids (B, T) and their mask to token states (B, T, D), in two halves: the frozen layers and the rest.
+    """Token ids (B, T) and their mask to token states (B, T, D), in two halves: the frozen layers (None: all) and the
+    rest.
 
     `precision` is that of the frozen layers' products; see `asi.precision`.
     """
 
-    def __init__(self, shape: EncoderShape, frozen_layers: int = 0, precision: str = "float32") -> None:
+    def __init__(self, shape: EncoderShape, frozen_layers: int | None = 0, precision: str = "float32") -> None:
         super().__init__()
         self.shape = shape
         self.precision = precision
-        self.frozen_layers = min(frozen_layers, shape.layers)
+        self.frozen_layers = shape.layers if frozen_layers is None else min(frozen_layers, shape.layers)
         is_t5 = shape.buckets > 0
         self.words = nn.Embedding(shape.vocabulary, shape.embedding_width)
         self.places = None if is_t5 else nn.Embedding(shape.positions, shape.embedding_width)
@@ -368,7 +369,7 @@ def hub_folder(name: str) -> Path:
         ) from error
 
 
-def load_encoder(folder: Path, frozen_layers: int, precision: str = "float32") -> Encoder:
+def load_encoder(folder: Path, frozen_layers: int | None, precision: str = "float32") -> Encoder:
     """An encoder with pretrained weights from a Hugging Face folder."""
     settings = read_json(folder / "config.json")
     kind = settings.get("model_type")

@@ -13,8 +13,6 @@ from asi.encoder import TextTokeniser, find_encoder, load_encoder, load_tokenise
 from asi.features import compute_features
 from asi.model import Asi
 
-ALL_LAYERS = 1_000  # more than any encoder has
-
 
 class Embed(Protocol):
     """Texts to vectors (n, D); what frozen layers make of them may be kept in, or taken from, a cache."""
@@ -27,7 +25,7 @@ def load_pretrained(
 ) -> tuple[Asi, TextTokeniser]:
     source = find_encoder(encoder)
     config = ModelConfig(encoder=encoder, max_length=max_length, pooling=pooling, token_width=0)
-    model = Asi(load_encoder(source, ALL_LAYERS, config.precision), config)
+    model = Asi(load_encoder(source, None, config.precision), config)
     return model.to(device).eval().requires_grad_(False), load_tokeniser(source, max_length)
 
 

@@ -15,7 +15,6 @@ from asi.errors import CheckpointError
 from asi.evaluation import DocidMap
 from asi.index import Index
 from asi.indexing import row_shape
-from asi.pretrained import ALL_LAYERS
 from asi.records import Docid, Hit
 from asi.run import Reporter, train
 from asi.search import Searcher
@@ -50,7 +49,6 @@ def build_asi(workplace: Workplace, name: str, base: str, overrides: Sequence[st
     settings = [
         f"model.encoder={workplace.encoder_name}",
         f"model.max_length={workplace.max_length}",
-        f"model.frozen_layers={ALL_LAYERS}",
         f"train.minutes={workplace.minutes}",
         f"train.seed={workplace.seed}",
     ]
