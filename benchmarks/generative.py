@@ -3,8 +3,8 @@
 python benchmarks/generative.py --out FOLDER --data pydoc --minutes 3 --system nci --system dsi-semantic \
     --settings "now:" --settings "fast: LEARNING_RATE=2e-3 BATCH=128"
 
-Settings are a name and constants of asi.systems.sequences. What is finished is not trained again; every row goes to
-FOLDER/generative.jsonl too.
+Settings are a name and constants of asi.systems.sequences: BATCH, LEARNING_RATE or DROPOUT. What is finished is not
+trained again; every row goes to FOLDER/generative.jsonl too.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from asi.systems.table import BY_NAME
 from asi.systems.workplace import Workplace
 
 SPLITS = ("dev", "dev_unseen")
+TRIED = {"BATCH", "LEARNING_RATE", "DROPOUT"}
 
 
 def main() -> None:
@@ -41,6 +42,8 @@ def main() -> None:
         for text in arguments.settings:
             name, _, changes = text.partition(":")
             values = {key: json.loads(value) for key, _, value in (word.partition("=") for word in changes.split())}
+            if not values.keys() <= TRIED:
+                raise SystemExit(f"{text!r}: only {', '.join(sorted(TRIED))} are read anew by each training")
             vars(sequences).update(unchanged | values)
             for system in arguments.system:
                 file = workplace.out / "measured" / f"{system}-{name}-{arguments.minutes:g}.json"

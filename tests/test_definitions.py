@@ -1,6 +1,6 @@
 """Every system of the comparison is what its paper defines: docids, score or loss, and constraint, checked by hand.
 
-On a corpus of three documents that have training queries and one that has none. No system is trained here.
+On a corpus of three documents that have training queries and one that is new. No system is trained here.
 """
 
 from dataclasses import replace
@@ -32,7 +32,7 @@ DOCUMENTS = [
     {"_id": "north/red", "title": "red house", "text": "a house stands. the house is red."},
     {"_id": "north/blue", "title": "the blue bird thing", "text": "a bird is blue."},
     {"_id": "west/white", "title": "white stone", "text": "a stone stands in the west."},
-    {"_id": "east/black", "title": "black horse", "text": "a horse is black."},  # it has no training query
+    {"_id": "east/black", "title": "black horse", "text": "a horse is black."},  # new: only test_unseen asks for it
 ]
 PSEUDO = ["find house", "where is bird", "stone", "horse"]
 
@@ -42,9 +42,10 @@ def workplace(encoder_folder, tmp_path):
     data = tmp_path / "tiny"
     (data / "qrels").mkdir(parents=True)
     write_lines(data / "corpus.jsonl", DOCUMENTS)
-    write_lines(data / "queries.jsonl", [{"_id": str(i), "text": query} for i, query in enumerate(PSEUDO[:3])])
-    pairs = "".join(f"{i}\t{DOCUMENTS[i]['_id']}\t1\n" for i in range(3))
-    (data / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + pairs)
+    write_lines(data / "queries.jsonl", [{"_id": str(i), "text": query} for i, query in enumerate(PSEUDO)])
+    for split, rows in (("train", range(3)), ("test_unseen", [3])):
+        pairs = "".join(f"{i}\t{DOCUMENTS[i]['_id']}\t1\n" for i in rows)
+        (data / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + pairs)
     out = tmp_path / "out"
     out.mkdir()
     save_folder(out / "generator", lambda beside: None, {"parameters": 7, "minutes": 2.0, "steps": 3, "pairs": 9})
@@ -197,7 +198,7 @@ def simcse_docid(workplace, build):
 
 def only_existing_docids(workplace, build, documents):
     """The system as it is built, untrained: it writes the docids of these documents and no others, by likelihood."""
-    workplace.train = lambda name, objective: Training()
+    workplace.train = lambda name, objective, codes=None: Training()
     retriever = build(workplace).retriever
     rows, scores = retriever.generate(["red house"], 10)
     written = np.isfinite(scores[0])
@@ -220,7 +221,7 @@ def sources_of(name):
 
 
 def is_atomic(workplace, name):
-    """One code of its own for each document with training queries, in one step."""
+    """One code of its own for each document that is there when it is trained, in one step."""
     made = settings_of(name).identifiers(workplace)
     assert sorted(made.codes.tolist()) == [[0], [1], [2]]
     assert (made.V, made.ends, made.documents.tolist()) == (3, False, [0, 1, 2])
@@ -350,7 +351,7 @@ def seal(workplace, build):
 def minder(workplace, build):
     """A document's scores in all views add up, and each view may write only what stands in it."""
     is_seal(("title", "body", "pseudo"), "minder")
-    workplace.train = lambda name, objective: Training()
+    workplace.train = lambda name, objective, codes=None: Training()
     retriever = build(workplace).retriever
     views = [
         Ngrams(np.array([4.0]), np.array([[8, 0]]), [np.array([1, 2])]),

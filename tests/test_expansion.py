@@ -51,6 +51,17 @@ def test_writing_and_copying_share_one_probability(decoder):
         assert torch.allclose(alone[:, 0], whole[:, piece], atol=1e-6)
 
 
+def test_tables_start_as_the_encoders_words(decoder):
+    """Pieces that are alike for the encoder are alike in both tables; their sizes are those of a random start."""
+    vectors = torch.randn(11, 20, generator=torch.Generator().manual_seed(0))
+    vectors[5] = vectors[4]
+    decoder.start(vectors)
+    table = decoder.embeddings.weight.detach()
+    assert torch.allclose(table[5], table[4], atol=1e-6)
+    assert torch.allclose(decoder.output.weight, table[decoder.vocabulary])
+    assert float(table.square().mean().sqrt()) == pytest.approx(0.02, rel=1e-3)
+
+
 def test_sampling_step_by_step_follows_the_whole_sequence(decoder):
     """With only one likely piece at each place, sampling must walk the path that the whole-sequence pass prefers."""
     states, mask = torch.randn(4, 6, 8), torch.ones(4, 6, dtype=torch.bool)

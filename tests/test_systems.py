@@ -23,7 +23,7 @@ from asi.systems.dense import multi_label_margin
 from asi.systems.genret import balanced_codes, centred
 from asi.systems.identifiers import END, numbers_within, padded
 from asi.systems.ngrams import BETA, Ngrams, document_scores, ngrams_of, weight_of
-from asi.systems.sequences import SequenceRetriever, sequence_loss, written
+from asi.systems.sequences import SequenceObjective, SequenceRetriever, sequence_loss, written
 from asi.systems.steps import UntilTheEnd
 from asi.systems.table import BY_NAME, ROWS, chosen_systems
 from asi.systems.windows import LENGTH, TextView
@@ -43,7 +43,7 @@ def workplace(beir, encoder_folder, tmp_path):
 def test_the_random_start_depends_on_the_seed_alone(workplace, monkeypatch, name):
     started = []
 
-    def not_trained(self, name, objective):
+    def not_trained(self, name, objective, codes=None):
         started.append({key: weight.clone() for key, weight in objective.model.state_dict().items()})
         raise Interrupted("")
 
@@ -57,11 +57,24 @@ def test_the_random_start_depends_on_the_seed_alone(workplace, monkeypatch, name
 # Docids that are made beforehand --------------------------------------------------------------------------------------
 
 
-def test_known_documents_are_those_with_training_pairs(workplace):
-    unseen = {qrel.document for qrel in workplace.dataset.judged("test_unseen")[1]}
+def test_new_are_the_documents_that_only_test_unseen_asks_for(workplace):
+    trained, test, unseen = (
+        {qrel.document for qrel in workplace.dataset.judged(split)[1]} for split in ("train", "test", "test_unseen")
+    )
     known = {workplace.keys[row] for row in workplace.known}
-    assert not known & unseen
+    assert known == set(workplace.keys) - (unseen - trained)
+    assert trained | test <= known
     assert 0 < len(known) < len(workplace.keys)
+
+
+def test_equal_texts_are_one_text_of_several_documents(workplace, monkeypatch):
+    lists = [["same", "own", "same"] if row < 2 else [f"of {row}"] for row in range(len(workplace.keys))]
+    monkeypatch.setitem(vars(workplace), "pseudo_queries", lists)
+    texts, pairs = workplace.source("pseudo")
+    assert len(set(texts)) == len(texts)
+    assert [workplace.known[:2].tolist()] * 2 == [
+        [document for text, document in pairs.tolist() if texts[text] == same] for same in ("same", "own")
+    ]
 
 
 def test_atomic_docids_and_numbers_are_only_for_known_documents(workplace):
@@ -154,7 +167,7 @@ def test_generation_equals_the_whole_sequence(aware):
     shape = Shape(3, 5, shared_tokens=False, decoder_width=16, decoder_heads=2)
     decoder = (PrefixAwareDecoder if aware else Decoder)(8, shape).eval()
     if aware:
-        torch.nn.init.normal_(decoder.adaptor[2].weight)
+        torch.nn.init.normal_(decoder.adaptor[3].weight)
     query = some_query()
     codes = torch.tensor([[1, 4, 2], [3, 0, 1]])
     with torch.no_grad():
@@ -242,6 +255,35 @@ def test_views_count_every_ngram_and_know_its_documents():
         found = ngrams_of(view, [(math.log(0.9), len(gram), prefix.item())])
         assert found.pieces[0, : len(gram)].tolist() == list(gram)
         assert found.documents[0].tolist() == sorted(set(documents))
+
+
+def test_an_ngram_counts_only_where_no_heavier_one_stands():
+    """5 6 7 stands in document 0: its beginning 5 6 adds nothing there, but counts for 1. 7 stands in 0 once more."""
+    texts = [[0, 5, 6, 7, 2, 7, 1], [0, 5, 6, 1]]
+    tokens = TokenisedTexts(np.array(list(itertools.chain(*texts)), np.int32), np.array([0, 7, 11]), 0)
+    view = TextView.of(tokens, np.array([0, 1]), 8, WordCodes(np.array([-1, *range(1, 8), -1]), 8))
+    hypotheses = []
+    for gram, probability in (((5, 6, 7), 0.9), ((5, 6), 0.8), ((6, 7), 0.7), ((7,), 0.6)):
+        prefix = torch.zeros(1, dtype=torch.long)
+        for depth, code in enumerate([8, *gram]):
+            prefix = view.tree.rank(depth, prefix, torch.tensor([code]))
+        hypotheses.append((math.log(probability), len(gram), prefix.item()))
+    found = ngrams_of(view, hypotheses)
+    assert {tuple(p[p > 0]): own.tolist() for p, own in zip(found.pieces, found.documents, strict=True)} == {
+        (5, 6, 7): [0], (5, 6): [1], (6, 7): [], (7,): [0],
+    }  # fmt: skip
+
+
+def test_weights_are_read_again_only_for_the_docids_they_were_trained_for(workplace, monkeypatch):
+    trained = []
+    monkeypatch.setattr("asi.systems.workplace.fit", lambda *_: trained.append(1) or True)
+    monkeypatch.setattr("asi.systems.workplace.planned_steps", lambda *_, **__: 1)
+    decoder = Decoder(32, Shape(2, 5, shared_tokens=True))
+    pairs = [(1.0, workplace.pairs(workplace.texts.pairs, 8))]
+    for codes, trainings in ([[1, 2]], 1), ([[1, 2]], 1), ([[1, 3]], 2), ([[1, 3]], 2):
+        objective = SequenceObjective(decoder, workplace.encoder, None, torch.tensor(codes), pairs, ends=True)
+        workplace.train("digest", objective, np.array(codes))
+        assert len(trained) == trainings
 
 
 def test_weight_of_an_ngram_is_seals_formula():

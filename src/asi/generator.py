@@ -29,7 +29,7 @@ from asi.encoder import TextTokeniser, TokenisedTexts
 from asi.errors import ConfigError, Interrupted
 from asi.features import Features, compute_features
 from asi.folders import write_atomically
-from asi.model import Asi, DecoderLayer
+from asi.model import STARTING_SPREAD, Asi, DecoderLayer, table_of_words
 from asi.pretrained import load_pretrained
 from asi.training import Listener, Nothing, ParameterGroup, PlainObjective, Trainer, fit, planned_steps
 
@@ -60,8 +60,8 @@ class CopyDecoder(nn.Module):
         super().__init__()
         d = config.width
         self.embeddings = nn.Embedding(pieces, d)
-        nn.init.normal_(self.embeddings.weight, std=0.02)
-        self.positions = nn.Parameter(0.02 * torch.randn(LONGEST_QUERY, d))
+        nn.init.normal_(self.embeddings.weight, std=STARTING_SPREAD)
+        self.positions = nn.Parameter(STARTING_SPREAD * torch.randn(LONGEST_QUERY, d))
         self.layers = nn.ModuleList(DecoderLayer(d, memory_width, config.heads) for _ in range(config.layers))
         self.norm = nn.LayerNorm(d)
         self.output = nn.Linear(d, len(vocabulary))
@@ -78,30 +78,39 @@ class CopyDecoder(nn.Module):
         """Decoder states (B, L, d) at every place of a query whose word pieces so far are `previous` (B, L)."""
         hidden = self.embeddings(previous) + self.positions[: previous.size(1)]
         for layer in self.blocks:
-            hidden = layer(hidden, layer.memory_keys_values(states), mask)
+            hidden = layer(hidden, layer.memory_keys_values(states, mask), mask)
         return self.norm(hidden)
 
-    def parts(self, hidden: Tensor, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Generating (B, L, W), copying each token of the document (B, L, T), and the share of copying (B, L, 1)."""
-        generated = self.output(hidden).softmax(-1)
+    @torch.no_grad()
+    def start(self, vectors: Tensor) -> None:
+        """Let the tables begin as the encoder's vectors of all word pieces: those that no query has are written too."""
+        rows = table_of_words(vectors, self.output.in_features)
+        self.embeddings.weight[:, : rows.size(1)] = rows
+        self.output.weight[:, : rows.size(1)] = rows[self.vocabulary]
+
+    def copying(self, hidden: Tensor, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Copying each token of the document (B, L, T), and the share of copying (B, L, 1)."""
         scores = self.copy_query(hidden) @ self.copy_key(states).transpose(1, 2) / hidden.size(-1) ** 0.5
         copied = scores.masked_fill(~mask[:, None, :], -torch.inf).softmax(-1)
-        return generated, copied, self.gate(hidden).sigmoid()
+        return copied, self.gate(hidden).sigmoid()
 
     def likelihood(
         self, hidden: Tensor, states: Tensor, mask: Tensor, source: Tensor, target: Tensor, rows: Tensor
     ) -> Tensor:
-        """The probability (B, L) of the word pieces `target`; `rows` are their places in the vocabulary, or -1."""
-        generated, copied, share = self.parts(hidden, states, mask)
-        written = generated.gather(2, rows.clamp(min=0)[:, :, None])[:, :, 0] * (rows >= 0)
+        """The probability (B, L) of the word pieces `target`; `rows` are their places in the vocabulary, or -1: those
+        can only be copied."""
+        copied, share = self.copying(hidden, states, mask)
+        known = rows >= 0
+        losses = F.cross_entropy(self.output(hidden[known]), rows[known], reduction="none")
+        written = torch.zeros_like(hidden[:, :, 0]).masked_scatter(known, torch.exp(-losses))
         taken = (copied * (source[:, None, :] == target[:, :, None])).sum(-1)
         return (1 - share[:, :, 0]) * written + share[:, :, 0] * taken
 
     def choices(self, hidden: Tensor, states: Tensor, mask: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
         """Everything that can be written or copied at the last place of `hidden` (B, 1, d): its probability and its
         word piece, both (B, W + T). A piece that the vocabulary and the document have is there more than once."""
-        generated, copied, share = (part[:, 0] for part in self.parts(hidden, states, mask))
-        probabilities = torch.cat([(1 - share) * generated, share * copied], dim=1)
+        copied, share = (part[:, 0] for part in self.copying(hidden, states, mask))
+        probabilities = torch.cat([(1 - share) * self.output(hidden[:, 0]).softmax(-1), share * copied], dim=1)
         return probabilities, torch.cat([self.vocabulary.expand(len(source), -1), source], dim=1)
 
 
@@ -148,7 +157,7 @@ class ExpansionObjective(PlainObjective):
         ids, kept = (part[:, : LONGEST_QUERY + 1].to(states.device) for part in (ids, kept))
         previous, target, real = ids[:, :-1], ids[:, 1:], kept[:, 1:]
         hidden = self.model(states, mask, previous)
-        rows = self.rows.to(states.device)[target]
+        rows = self.rows.to(states.device)[target].masked_fill(~real, -1)  # nothing is computed behind a query's end
         likelihood = self.model.likelihood(hidden, states, mask, source, target, rows)
         # A piece that can be neither written nor copied has no likelihood, and teaches nothing.
         losses = -(likelihood.clamp(min=1e-9).log()) * (real & (likelihood > 0))
@@ -269,6 +278,7 @@ def train_generator(
     decoder = CopyDecoder(
         config, encoder.encoder.shape.width, np.unique(queries.ids).astype(np.int64), pieces_of(encoder)
     )
+    decoder.start(encoder.encoder.words.weight.cpu())
     pairs = TrainingPairs(np.stack([texts.pairs[:, 0], rows], axis=1), train.seed, train.batch)
     start = None if tokenise.starts else int(queries.ids[-1])
     objective = ExpansionObjective(decoder.to(device), features, queries, pairs, train.lr, start)

@@ -16,6 +16,8 @@ from asi.config import ModelConfig
 from asi.encoder import Encoder
 from asi.quantiser import Quantiser
 
+STARTING_SPREAD = 0.02  # of the numbers in tables that start at random
+
 
 class Encoded(NamedTuple):
     """What the encoder makes of a batch of texts."""
@@ -197,11 +199,11 @@ class Decoder(nn.Module):
         tables = 1 if config.shared_tokens else config.m  # Share: one table for all positions; Unique: one for each
         self.norm_x = nn.LayerNorm(width)
         self.start = nn.Linear(width, d)
-        self.embeddings = nn.Parameter(0.02 * torch.randn(tables, config.V, d))
-        self.positions = nn.Parameter(0.02 * torch.randn(config.m, d))
+        self.embeddings = nn.Parameter(STARTING_SPREAD * torch.randn(tables, config.V, d))
+        self.positions = nn.Parameter(STARTING_SPREAD * torch.randn(config.m, d))
         self.layers = nn.ModuleList(DecoderLayer(d, width, config.decoder_heads) for _ in range(config.decoder_layers))
         self.norm = nn.LayerNorm(d)
-        self.outputs = nn.Parameter(0.02 * torch.randn(tables, config.V, d))
+        self.outputs = nn.Parameter(STARTING_SPREAD * torch.randn(tables, config.V, d))
         self.prior_scale = nn.Parameter(torch.ones(())) if config.head_prior else None
 
     @property
@@ -241,6 +243,15 @@ class Decoder(nn.Module):
         states = self.states(query, docid)
         steps = [self.log_probs(states[:, i : i + 1], i, prior) for i in range(self.m)]
         return torch.cat(steps, dim=1)
+
+
+def table_of_words(vectors: Tensor, width: int) -> Tensor:
+    """How a table of word pieces may start: the encoder's vectors of these (n, D) along their main directions, with the
+    spread of a table that starts at random: (n, width), or as many columns as D has."""
+    own = vectors.detach().float()
+    own = own - own.mean(0)
+    projected = own @ torch.linalg.eigh(own.T @ own).eigenvectors.flip(1)[:, :width]
+    return STARTING_SPREAD * projected / projected.square().mean().sqrt().clamp(min=1e-9)
 
 
 class Generation:

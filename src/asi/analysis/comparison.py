@@ -219,10 +219,12 @@ def comparison_page(
 ) -> Page:
     introduction = [
         f"`{workplace.dataset.name}`, {datetime.date.today()}: {len(workplace.keys):,} documents, of which "
-        f"{len(workplace.known):,} have training queries. Encoder {workplace.encoder_name}, frozen for all; "
-        f"{workplace.minutes:g} minutes of training each, what the encoder makes of texts and the pseudo queries not "
-        "counted; seed " + f"{workplace.seed}.",
-        "Documents of test_unseen have no training query: a system that can't take new documents can't find them. "
+        f"{len(np.unique(workplace.texts.pairs[:, 1])):,} have training queries. Encoder {workplace.encoder_name}, "
+        f"frozen for all; {workplace.minutes:g} minutes of training each, what the encoder makes of texts and the "
+        f"pseudo queries not counted; seed {workplace.seed}.",
+        f"The {len(workplace.keys) - len(workplace.known):,} documents of test_unseen (and of other splits so named) "
+        "have no training query and are new when training has ended: a system that can't take new documents can't find "
+        "them. All others may be learnt, from their texts and pseudo queries too. "
         "p: paired randomisation test over the queries on MRR@10 against asi, Holm's correction for all systems in "
         "the table; it says nothing about other seeds. Docid-level recall is easier the more documents share a docid "
         "(D/ID).",

@@ -35,9 +35,10 @@ class PrefixAwareDecoder(Decoder):
     def __init__(self, width: int, config: Shape) -> None:
         super().__init__(width, config)
         d = config.decoder_width
-        self.adaptor = nn.Sequential(nn.Linear(d, d), nn.GELU(), nn.Linear(d, d))
-        nn.init.zeros_(self.adaptor[2].weight)  # type: ignore[arg-type]
-        nn.init.zeros_(self.adaptor[2].bias)  # type: ignore[arg-type]
+        last = nn.Linear(d, d)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.adaptor = nn.Sequential(nn.LayerNorm(d), nn.Linear(d, d), nn.GELU(), last)
 
     def states(self, query: Encoded, docid: Tensor) -> Tensor:
         embedded = torch.stack([self.embedded(docid[:, i], i) for i in range(self.m)], dim=1)

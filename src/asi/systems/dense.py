@@ -50,8 +50,8 @@ class Tower(nn.Module):
         super().__init__()
         self.adapter = Adapter(width, HIDDEN)
         self.top = nn.Linear(width, width) if settings.top != "none" else None
-        if self.top is not None:
-            nn.init.eye_(self.top.weight)
+        if self.top is not None:  # residual, as the adapter: its decay draws it back to what it was
+            nn.init.zeros_(self.top.weight)
             nn.init.zeros_(self.top.bias)
         self.tanh = settings.top == "tanh"
         self.scale = 1.0 if settings.cosine else width**-0.25  # a product of two vectors is divided by the root of D
@@ -60,7 +60,7 @@ class Tower(nn.Module):
     def forward(self, pooled: Tensor) -> Tensor:
         x = self.adapter(pooled)
         if self.top is not None:
-            x = self.top(x)
+            x = x + self.top(x)
         if self.tanh:
             x = torch.tanh(x)
         return F.normalize(x, dim=-1) if self.cosine else x * self.scale
@@ -107,11 +107,8 @@ class DenseObjective(StagedObjective):
         self.hard = hard  # (queries,) rows of documents
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
-        adapters = [p for tower in self.model.towers for p in tower.adapter.parameters()]
-        tops = [p for tower in self.model.towers if tower.top is not None for p in tower.top.parameters()]
         decay = decay_of_residual(TrainConfig().adapter_decay, self.stages[-1][1])
-        groups = {"adapters": ParameterGroup(adapters, LEARNING_RATE, decay)}
-        return groups | ({"tops": ParameterGroup(tops, LEARNING_RATE)} if tops else {})
+        return {"towers": ParameterGroup(list(self.model.parameters()), LEARNING_RATE, decay)}
 
     def pooled(self, texts: NDArray[np.float32], rows: NDArray[np.int64], kind: int, batch: Batch) -> Tensor:
         """The encoder's vectors, with the dropout that ASI's have."""

@@ -5,7 +5,7 @@ Letters: L window length, G n-grams.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from asi.systems.windows import LENGTH, TextView
 from asi.systems.words import WordCodes
 from asi.systems.workplace import Built, Workplace, parameters_of
 
-Rows = NDArray[np.int64]
+Rows = NDArray[np.integer[Any]]
 
 SOURCES = ("queries", "spans")  # what the decoder learns to read
 NGRAMS_PER_TEXT = 4  # that are trained on, for each view: those that share most with the text, of DRAWN at random
@@ -35,7 +35,9 @@ SMOOTHING = 5  # added to counts
 LIGHTEST = 1e-9
 
 
-def training_ngrams(texts: Sequence[Rows], pairs: Rows, views: Sequence[TextView], seed: int) -> tuple[Rows, Rows]:
+def training_ngrams(
+    texts: Sequence[Rows], pairs: Rows, views: Sequence[TextView], seed: int
+) -> tuple[Rows, NDArray[np.int64]]:
     """For every pair and view some windows of the document that share most with the text: the text's row, the window.
 
     `texts` are the codes of each text.
@@ -53,7 +55,7 @@ def training_ngrams(texts: Sequence[Rows], pairs: Rows, views: Sequence[TextView
             shared = (np.isin(drawn[:, 1:], texts[text]) & (drawn[:, 1:] != END)).sum(axis=1)
             windows.append(drawn[np.argsort(-shared, kind="stable")[:NGRAMS_PER_TEXT]])
             rows.append(np.full(len(windows[-1]), text))
-    return np.concatenate(rows), np.concatenate(windows)
+    return np.concatenate(rows), np.concatenate(windows).astype(np.int64)
 
 
 def ngram_objective(
@@ -77,7 +79,7 @@ class Ngrams(NamedTuple):
 
     weights: NDArray[np.float64]  # (G,)
     pieces: Rows  # (G, L), END where it is shorter
-    documents: list[Rows]  # for each n-gram, where it stands
+    documents: list[Rows]  # for each n-gram, those that it counts for
 
 
 def weight_of(log_probability: NDArray[np.float64], count: NDArray[np.float64], total: int) -> NDArray[np.float64]:
@@ -145,7 +147,10 @@ class NgramRetriever:
 
 
 def ngrams_of(view: TextView, hypotheses: Sequence[tuple[float, int, int]]) -> Ngrams:
-    """Hypotheses (score, depth, prefix) as n-grams with weights, heaviest first; those of no weight are dropped."""
+    """Hypotheses (score, depth, prefix) as n-grams with weights, heaviest first; those of no weight are dropped.
+
+    As in SEAL's scoring, an n-gram counts for a document only where no heavier one stands already.
+    """
     best = {(depth, prefix): score for score, depth, prefix in sorted(hypotheses)}  # a prefix once, with its best score
     spans = [(view.starts[depth][prefix], view.starts[depth][prefix + 1]) for depth, prefix in best]
     counts = np.array([end - start for start, end in spans], dtype=np.float64)
@@ -153,10 +158,15 @@ def ngrams_of(view: TextView, hypotheses: Sequence[tuple[float, int, int]]) -> N
     order = [i for i in np.argsort(-weights, kind="stable").tolist() if weights[i] > 0]
     pieces = np.zeros((len(order), view.windows.shape[1] - 1), dtype=np.int64)
     keys = list(best)
+    documents, taken = [], np.zeros(len(view.tokens.ids), dtype=bool)
     for row, i in enumerate(order):
-        depth = keys[i][0]
-        pieces[row, :depth] = view.windows[spans[i][0], 1 : depth + 1]
-    return Ngrams(weights[order], pieces, [np.unique(view.documents[slice(*spans[i])]) for i in order])
+        depth, windows = keys[i][0], slice(*spans[i])
+        pieces[row, :depth] = view.windows[windows.start, 1 : depth + 1]
+        covers = view.places[windows, None] + np.arange(depth)  # (occurrences, depth)
+        is_free = ~taken[covers].any(axis=1)
+        taken[covers[is_free]] = True
+        documents.append(np.unique(view.documents[windows][is_free]))
+    return Ngrams(weights[order], pieces, documents)
 
 
 def build_ngrams(workplace: Workplace, name: str, kinds: Sequence[str]) -> Built:

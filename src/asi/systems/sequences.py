@@ -31,6 +31,7 @@ from asi.training import Nothing, ParameterGroup, StagedObjective
 BATCH = 256
 CODES_AT_ONCE = 2**24  # logits of a step; a batch with long docids of many codes is smaller
 LEARNING_RATE = 1e-3
+DROPOUT = 0.1  # of what the decoder reads
 BEAMS = 20
 
 
@@ -81,7 +82,8 @@ class SequenceObjective(StagedObjective):
         return {"decoder": ParameterGroup(list(self.model.parameters()), LEARNING_RATE)}
 
     def represent(self, batch: Batch) -> tuple[Nothing, Encoded]:
-        return Nothing(), encode(self.encoder, self.features, batch.queries)
+        text = encode(self.encoder, self.features, batch.queries)
+        return Nothing(), text._replace(x=F.dropout(text.x, DROPOUT), states=F.dropout(text.states, DROPOUT))
 
     def pair_losses(
         self, representations: Nothing, text: Encoded, batch: Batch, chosen: NDArray[np.bool_], phase: Any
@@ -231,7 +233,7 @@ def build_sequences(workplace: Workplace, name: str, settings: SequenceSettings)
     objective = SequenceObjective(
         decoder, workplace.encoder, reading.features, codes, stages, ends=identifiers.ends, words=words
     )
-    training = workplace.train(name, objective)
+    training = workplace.train(name, objective, identifiers.codes)
     retriever = SequenceRetriever(
         workplace, decoder, identifiers, constrained=settings.constrained, beams=settings.beams
     )

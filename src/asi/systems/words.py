@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asi.encoder import TextTokeniser, TokenisedTexts
-from asi.model import Decoder
+from asi.model import Decoder, table_of_words
 
 Rows = NDArray[np.int64]
 
 NO_PIECE = -1
 COPYING = 5.0  # added to the logits of the text's own pieces; the decoder learns a factor
-SPREAD = 0.02  # of the numbers in the tables, as for tables that start at random
 
 
 class WordCodes:
@@ -44,14 +43,11 @@ class WordCodes:
     def start(self, decoder: Decoder, vectors: Tensor) -> None:
         """Set rows of the decoder's tables from the encoder's vectors of all pieces, along their main directions."""
         codes = torch.from_numpy(np.flatnonzero(self.pieces >= 0)).to(decoder.outputs.device)
-        own = vectors.detach()[torch.from_numpy(self.pieces[self.pieces >= 0]).to(vectors.device)].float()
-        own = own - own.mean(0)
-        directions = torch.linalg.eigh(own.T @ own).eigenvectors.flip(1)[:, : decoder.outputs.size(-1)]
-        projected = own @ directions
-        projected = SPREAD * projected / projected.square().mean().sqrt().clamp(min=1e-9)
+        own = vectors[torch.from_numpy(self.pieces[self.pieces >= 0]).to(vectors.device)]
+        rows = table_of_words(own, decoder.outputs.size(-1))
         with torch.no_grad():
             for tables in (decoder.embeddings, decoder.outputs):
-                tables[:, codes, : projected.size(1)] = projected.to(tables.device, tables.dtype)
+                tables[:, codes, : rows.size(1)] = rows.to(tables.device, tables.dtype)
 
     def prior(self, tokens: TokenisedTexts, rows: Rows, decoder: Decoder) -> Tensor:
         """What speaks for each code before anything is written (B, L, V): that the text has its piece."""

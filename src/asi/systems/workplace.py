@@ -1,5 +1,6 @@
 """What all systems of a comparison share: data, the frozen encoder and what it makes of texts, minutes, a folder."""
 
+import hashlib
 import shutil
 import time
 from collections import Counter
@@ -33,6 +34,7 @@ from asi.run import Reporter
 from asi.texts import words
 from asi.training import Objective, Trainer, fit, planned_steps
 
+NEW_DOCUMENTS = "unseen"  # how the name of a split ends whose documents come when training has ended
 PSEUDO_QUERIES = 5  # of a document
 SPANS = 2  # of a document: random parts of its text
 SPAN_WORDS = 16
@@ -156,8 +158,15 @@ class Workplace:
 
     @cached_property
     def known(self) -> NDArray[np.int64]:
-        """The documents with training pairs, ascending: all others are new to a system when its training has ended."""
-        return np.unique(self.texts.pairs[:, 1])
+        """The documents that there are when systems are trained, ascending.
+
+        The others come when training has ended: those that a split of new documents asks for, and no training pair.
+        """
+        unseen = [name for name in self.dataset.splits if name.endswith(NEW_DOCUMENTS)]
+        asked = {qrel.document for name in unseen for qrel in self.dataset.judged(name)[1]}
+        is_new = np.array([key in asked for key in self.keys])
+        is_new[self.texts.pairs[:, 1]] = False
+        return np.flatnonzero(~is_new)
 
     @cached_property
     def keys(self) -> list[str]:
@@ -215,9 +224,13 @@ class Workplace:
         }
         if name == "queries":
             return Source(self.texts.queries, self.texts.pairs)
-        lists = makers[name]()
-        owners = np.repeat(self.known, [len(texts) for texts in lists])
-        return Source([text for texts in lists for text in texts], np.stack([np.arange(len(owners)), owners], axis=1))
+        numbers: dict[str, int] = {}  # of the texts: one that several documents have is the same text of all of them
+        pairs = [
+            (numbers.setdefault(text, len(numbers)), document)
+            for texts, document in zip(makers[name](), self.known.tolist(), strict=True)
+            for text in dict.fromkeys(texts)
+        ]
+        return Source(list(numbers), np.array(pairs, dtype=np.int64).reshape(-1, 2))
 
     def reading(self, names: Sequence[str]) -> Reading:
         sources = {name: self.source(name) for name in names}
@@ -239,14 +252,16 @@ class Workplace:
     def pairs(self, pairs: NDArray[np.int64], batch: int) -> TrainingPairs:
         return TrainingPairs(pairs, self.seed, batch)
 
-    def train(self, name: str, objective: Objective) -> Training:
-        """Train for the comparison's minutes, not counting what all systems share. Finished weights are read instead.
+    def train(self, name: str, objective: Objective, codes: NDArray[np.int64] | None = None) -> Training:
+        """Train for the comparison's minutes, not counting what all systems share. Finished weights are read instead,
+        if they were trained for the docids `codes` that there are now.
 
         A system is trained in one go: what a broken-off training left is thrown away.
         """
         place = self.folder(name) / "weights"
-        if place.exists():
-            kept = read_manifest(place)
+        docids = "" if codes is None else hashlib.sha256(np.ascontiguousarray(codes).tobytes()).hexdigest()
+        kept = read_manifest(place) if place.exists() else {}
+        if kept and kept.get("docids") == docids:
             objective.model.load_state_dict(load_file(place / "weights.safetensors", device=str(self.device)))
             return Training(kept["minutes"], kept["steps"], kept["pairs"])
         run = RunFolder(self.folder(name) / "training")
@@ -265,7 +280,9 @@ class Workplace:
             raise Interrupted(f"what is finished is kept in {self.out}; run the same command with --resume to go on")
         weights = {name: weight.detach().contiguous() for name, weight in objective.model.state_dict().items()}
         training = Training((time.monotonic() - started) / 60, steps, steps * objective.pairs.batch)
-        save_folder(place, lambda beside: save_file(weights, beside / "weights.safetensors"), training._asdict())
+        manifest = training._asdict() | {"docids": docids}
+        shutil.rmtree(place, ignore_errors=True)
+        save_folder(place, lambda beside: save_file(weights, beside / "weights.safetensors"), manifest)
         shutil.rmtree(run.path)
         return training
 
