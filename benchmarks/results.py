@@ -2,7 +2,8 @@
 
 python benchmarks/results.py --out FOLDER --minutes 10 --data hpo --data pydoc --data PATH [--seeds 5]
 
-With several seeds ASI is trained with each, the others with the first.
+With several seeds ASI is trained with each, the others with the first. All seeds have as many steps as the first has in
+its minutes: what differs is the seed, not how busy the machine was.
 
 All trained systems use the same loop, encoder, adapter and softmax on vectors; the bi-encoder trains nothing else, the
 preset `docids` (32 bytes per document, no vectors) no decoder.
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from bi_encoder import DENSE
 
+from asi.checkpoint import RunFolder
 from asi.config import Config, preset, with_overrides
 from asi.datasets import Dataset, measured_splits, open_dataset
 from asi.evaluation import Run, evaluate_documents
@@ -25,7 +27,7 @@ from asi.features import compute_features
 from asi.index import Index
 from asi.indexing import assign
 from asi.metrics import Report, reciprocal_ranks
-from asi.run import check_same_run, train
+from asi.run import RunState, check_same_run, train
 from asi.significance import randomisation_test
 from asi.systems.exact import ExactRetriever
 from asi.systems.lexical import LexicalRetriever
@@ -55,6 +57,10 @@ def evaluate_dense(folder: Path, dataset: Dataset, splits: list[str]) -> tuple[d
         return reports, answers
 
 
+def folder_of(data: str, out: Path, name: str, minutes: float, seed: int) -> Path:
+    return out / Path(data).name / f"{name}-{minutes:g}-{seed}"
+
+
 def results_of(
     data: str, out: Path, minutes: float, seed: int, names: Sequence[str]
 ) -> tuple[Results, dict[str, float]]:
@@ -63,7 +69,8 @@ def results_of(
     splits = measured_splits(dataset)
     if not splits:
         raise SystemExit(f"{data} has no test split")
-    config = with_overrides(Config(), [f"train.minutes={minutes}", f"train.seed={seed}"])
+    steps = f"train.steps={first_steps(data, out, minutes)}" if seed else f"train.minutes={minutes}"
+    config = with_overrides(Config(), [steps, f"train.seed={seed}"])
     systems = {
         "asi": config,
         "dense": with_overrides(config, DENSE),
@@ -72,7 +79,7 @@ def results_of(
     results: Results = {}
     answers: dict[str, Run] = {}
     for name in names:
-        folder = out / Path(data).name / f"{name}-{minutes:g}-{seed}"
+        folder = folder_of(data, out, name, minutes, seed)
         if name == "bm25":
             lexical = LexicalRetriever(dataset.documents())
             results["bm25"] = {split: evaluate_documents(lexical, *dataset.judged(split))[0] for split in splits}
@@ -93,6 +100,13 @@ def results_of(
         ours, theirs = (reciprocal_ranks(answers[name], judgements) for name in ("asi", "dense"))
         chances[split] = randomisation_test(*(np.array([ranks[key] for key in ours]) for ranks in (ours, theirs)))
     return results, chances
+
+
+def first_steps(data: str, out: Path, minutes: float) -> int:
+    """How many steps ASI has in these minutes with the first seed, which has been trained."""
+    steps = RunState.load(RunFolder(folder_of(data, out, "asi", minutes, 0))).steps
+    assert steps is not None
+    return steps
 
 
 def goals(found: list[Results], chances: dict[str, float]) -> list[str]:
