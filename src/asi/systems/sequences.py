@@ -28,7 +28,7 @@ from asi.systems.words import WordCodes
 from asi.systems.workplace import Built, Source, Workplace, parameters_of
 from asi.training import Nothing, ParameterGroup, StagedObjective
 
-BATCH = 256
+BATCH = 64
 CODES_AT_ONCE = 2**24  # logits of a step; a batch with long docids of many codes is smaller
 LEARNING_RATE = 1e-3
 DROPOUT = 0.1  # of what the decoder reads
