@@ -260,8 +260,7 @@ class Workplace:
         """
         place = self.folder(name) / "weights"
         docids = "" if codes is None else hashlib.sha256(np.ascontiguousarray(codes).tobytes()).hexdigest()
-        kept = read_manifest(place) if place.exists() else {}
-        if kept and kept.get("docids") == docids:
+        if place.exists() and (kept := read_manifest(place)).get("docids") == docids:
             objective.model.load_state_dict(load_file(place / "weights.safetensors", device=str(self.device)))
             return Training(kept["minutes"], kept["steps"], kept["pairs"])
         run = RunFolder(self.folder(name) / "training")
@@ -281,7 +280,6 @@ class Workplace:
         weights = {name: weight.detach().contiguous() for name, weight in objective.model.state_dict().items()}
         training = Training((time.monotonic() - started) / 60, steps, steps * objective.pairs.batch)
         manifest = training._asdict() | {"docids": docids}
-        shutil.rmtree(place, ignore_errors=True)
         save_folder(place, lambda beside: save_file(weights, beside / "weights.safetensors"), manifest)
         shutil.rmtree(run.path)
         return training
