@@ -83,7 +83,7 @@ class CopyDecoder(nn.Module):
 
     @torch.no_grad()
     def start(self, vectors: Tensor) -> None:
-        """Let the tables begin as the encoder's vectors of all word pieces: those that no query has are written too."""
+        """Let the tables begin as the encoder's vectors of all word pieces: also of those that only documents have."""
         rows = table_of_words(vectors, self.output.in_features)
         self.embeddings.weight[:, : rows.size(1)] = rows
         self.output.weight[:, : rows.size(1)] = rows[self.vocabulary]
