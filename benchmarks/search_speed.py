@@ -5,8 +5,6 @@
 Prints its table and writes it beside the run as bench.json, with the machine it came from.
 """
 
-import json
-import platform
 import shutil
 import subprocess
 import sys
@@ -15,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
+from kept import keep
 
 from asi import Document, Index
 from asi.screen import table_text
@@ -63,8 +61,7 @@ def main(run: Path) -> None:
     new = [Document(f"new {i}", document.text, document.title) for i, document in enumerate(stored)]
     results["documents added per second"] = added_per_second(run, new)
     print(table_text([["measure", "value"], *([name, f"{value:.2f}"] for name, value in results.items())]))
-    machine = {"machine": platform.machine(), "threads": torch.get_num_threads(), "python": platform.python_version()}
-    (run / "bench.json").write_text(json.dumps({"results": results, "machine": machine}, indent=1))
+    keep(run / "bench.json", results)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from asi.records import Document
 from asi.run import train
 from asi.search import Candidates, Docids, Searcher, best_of_each_query, candidates_of, one_pass, one_pass_scores
 from asi.store import Store
+from asi.view import View
 
 QUERIES = [
     "red house", "the tree is green", "where is blue river", "stone", "find a black bird that stands in the north",
@@ -103,7 +104,7 @@ def test_one_pass_is_exactly_the_best_docids(index):
         assert found.scores[q].tolist() == pytest.approx([scores[row] for row in best], abs=1e-5)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("share", [0.001, 0.2, 1.0])
 def test_fills_up_with_the_nearest_of_the_docids_that_the_heads_like(index, share):
     searcher = index.configured(mode="constrained", centre_share=share, fill_weight=0.1)
     view, [(_, query)] = searcher.current_view(), searcher.encode(["red house"])
@@ -121,7 +122,19 @@ def test_fills_up_with_the_nearest_of_the_docids_that_the_heads_like(index, shar
         scores[row] = nearest + 0.1 * float(by_heads[0, row])
     assert near.rows[0].tolist() == sorted(scores, key=lambda row: -scores[row])[:5]
     assert near.scores[0].tolist() == pytest.approx(sorted(scores.values(), reverse=True)[:5], abs=1e-5)
-    assert len(liked) == {0.0: 5, 0.2: docids // 5, 1.0: docids}[share] >= 5
+    assert len(liked) == {0.001: 5, 0.2: docids // 5, 1.0: docids}[share] >= 5
+
+
+def test_fills_up_by_the_heads_alone_where_no_centre_is_looked_at(index):
+    searcher = index.configured(mode="constrained", centre_share=0.0)
+    view = View(index.store.snapshot(), index.loaded.model, index.store)
+    [(_, query)] = searcher.encode(["red house"])
+    by_heads = one_pass_scores(index.loaded.model.heads(query.x).detach().log_softmax(-1), view)[:1]
+    near = searcher.near_docids(query, by_heads, view, count=5)
+    best = by_heads[0].sort(descending=True, stable=True)
+    assert near.rows[0].tolist() == best.indices[:5].tolist()
+    assert near.scores[0].tolist() == best.values[:5].tolist()
+    assert "centres" not in vars(view)  # they were not even computed
 
 
 def test_vector_ranking_equals_exact_search_over_the_whole_corpus(index):

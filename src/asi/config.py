@@ -178,7 +178,8 @@ class SearchConfig:
     token_weight: float = 0.5  # of the match of tokens beside the similarity of vectors, if the model has token vectors
     matched: int = 100  # candidates whose tokens are matched: the most similar ones
     docid_weight: float = 0.002  # of the docid's score in that sum; the similarity has weight 1
-    centre_share: float = 1.0  # of the buckets, the best by the heads, whose centres a query of constrained looks at
+    centre_share: float = 1.0  # of the buckets, the best by the heads, whose centres a query of constrained looks at;
+    # with 0 the heads alone fill up
     fill_weight: float = 0.01  # of the heads' log-probability beside the nearness of a bucket, in constrained
     ahead_weight: float = 1.0  # of the heads' log-probability, of the best docid ahead, in the beam of constrained
     bucket_cap: int | None = None  # documents of one bucket in an answer, at the most

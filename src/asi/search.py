@@ -74,9 +74,9 @@ class Searcher:
         self.ranked, self.tokens = slice(0, shape.ranked), slice(shape.ranked, shape.whole)  # of a row in the store
 
     @property
-    def fills_up(self) -> bool:
-        """Whether docids whose buckets are near stand behind the generated ones."""
-        return self.config.mode == "constrained" and self.config.ranking != "docid"
+    def looks_at_centres(self) -> bool:
+        """Whether the docids behind the generated ones are chosen by their buckets' centres, not by the heads alone."""
+        return self.config.mode == "constrained" and self.config.ranking != "docid" and self.config.centre_share > 0
 
     def current_view(self) -> View:
         if (lack := self.lacks()) is not None:
@@ -176,7 +176,7 @@ class Searcher:
     def near_docids(self, query: "PaddedQueries", by_heads: Tensor, view: View, count: int) -> "NearDocids":
         """`count` docids in use that are near to each query, if there are as many: by the centres of their buckets and
         by the heads; if not all centres are looked at, then those of the docids that are best by the heads."""
-        if not self.fills_up or (centres := view.centres) is None:
+        if not self.looks_at_centres or (centres := view.centres) is None:
             return NearDocids(*stable_topk(by_heads, count))
         x, weight = F.normalize(query.x, dim=-1), self.config.fill_weight
         looked_at = max(count, int(self.config.centre_share * by_heads.size(1)))

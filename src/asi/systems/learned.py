@@ -90,7 +90,7 @@ def open_asi(workplace: Workplace, folder: RunFolder, settings: Mapping[str, Any
     each = float(index.store.meta.docid_bytes)
     if config.index.vectors:
         each += row_shape(model).whole
-        centres = searcher.current_view().centres if searcher.fills_up else None
+        centres = searcher.current_view().centres if searcher.looks_at_centres else None
         if centres is not None:
             each += centres.vectors.numel() * centres.vectors.element_size() / len(workplace.keys)
     batch = workplace.pairs(workplace.texts.pairs, config.train.batch).batch

@@ -1,0 +1,20 @@
+"""Measures as a JSON file, with the day and the machine that they came from."""
+
+import datetime
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def keep(file: Path, results: Any) -> None:
+    machine = {
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    whole = {"date": str(datetime.date.today()), "machine": machine, "results": results}
+    file.write_text(json.dumps(whole, indent=1), encoding="utf-8")
