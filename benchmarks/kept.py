@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from asi.folders import write_atomically
+
 
 def keep(file: Path, results: Any) -> None:
     machine = {
@@ -17,4 +19,4 @@ def keep(file: Path, results: Any) -> None:
         "torch": torch.__version__,
     }
     whole = {"date": str(datetime.date.today()), "machine": machine, "results": results}
-    file.write_text(json.dumps(whole, indent=1), encoding="utf-8")
+    write_atomically(file, json.dumps(whole, indent=1))

@@ -175,7 +175,8 @@ class Searcher:
 
     def near_docids(self, query: "PaddedQueries", by_heads: Tensor, view: View, count: int) -> "NearDocids":
         """`count` docids in use that are near to each query, if there are as many: by the centres of their buckets and
-        by the heads; if not all centres are looked at, then those of the docids that are best by the heads."""
+        by the heads; if not all centres are looked at, then those of the docids that are best by the heads. Where no
+        centre is looked at, by the heads alone."""
         if not self.looks_at_centres or (centres := view.centres) is None:
             return NearDocids(*stable_topk(by_heads, count))
         x, weight = F.normalize(query.x, dim=-1), self.config.fill_weight
