@@ -71,6 +71,28 @@ def test_constrained_beam_finds_existing_docids_only(beams):
             assert found.codes[q][finite].tolist() == best
 
 
+def masked(tables, existing):
+    """The tables with -inf for every prefix that no existing docid has."""
+    found = []
+    for t, table in enumerate(tables):
+        exists = torch.zeros(table.shape[1:], dtype=torch.bool)
+        exists[tuple(torch.from_numpy(existing[:, : t + 1].astype(np.int64)).T)] = True
+        found.append(table.masked_fill(~exists, -torch.inf))
+    return found
+
+
+@pytest.mark.parametrize("beams", [1, 2, 7, 40])
+def test_constrained_beam_equals_a_plain_one_that_is_never_given_anything_else(beams):
+    m, V = 4, 5
+    existing = np.unique(np.random.default_rng(3).integers(0, V, (60, m)), axis=0)
+    tables = random_tables(5, m, V, seed=4)
+    plain = beam_search(table_step(masked(tables, existing)), m, beams)
+    found = beam_search(table_step(tables), m, beams, PrefixTree(existing, V))
+    finite = plain.scores.isfinite()
+    assert torch.equal(found.scores, plain.scores)
+    assert torch.equal(found.codes[finite], plain.codes[finite])
+
+
 def test_looks_ahead_past_a_bad_start():
     """One beam would begin with 0 (.6) and end with 0,0 at .3; behind 1 lies a docid that is well thought of."""
     first = torch.tensor([[0.6, 0.4]]).log()

@@ -90,35 +90,65 @@ def beam_search(
     of promise survives a bad start, and a whole docid's score is that of `step` plus its own. `visit` sees the
     unfinished ones too. Equal scores keep the order of beams and codes, so that equal input gives equal output.
     """
-    moves: tuple[Tensor, Tensor] | None = None
-    codes = scores = kept = prefixes = torch.empty(0)
+    log_probs = step(None)  # (Q, 1, V)
+    beam = Beam.start(log_probs)
+    codes = torch.empty(*beam.code.shape, 0, dtype=torch.long, device=log_probs.device)
     for depth in range(length):
-        log_probs = step(moves)  # (Q, K, V)
-        Q, _, V = log_probs.shape
-        if depth == 0:
-            codes = torch.empty(Q, 1, 0, dtype=torch.long, device=log_probs.device)
-            scores = torch.zeros(Q, 1, device=log_probs.device)
-            prefixes = torch.zeros(Q, 1, dtype=torch.long)
-        total = scores[:, :, None] + log_probs
-        promise = 0 if tree is None else promise_of(total, tree, depth, prefixes, ahead)
-        kept, flat = stable_topk((total + promise).flatten(1), beams)
-        scores = total.flatten(1).gather(1, flat).masked_fill(kept == -torch.inf, -torch.inf)
-        parent, code = flat // V, flat % V
-        codes = torch.cat([codes.gather(1, parent[:, :, None].expand(-1, -1, depth)), code[:, :, None]], dim=2)
-        if tree is not None:
-            prefixes = tree.rank(depth, prefixes.gather(1, parent.cpu()), code.cpu())
-        moves = (code, parent)
+        if depth:
+            log_probs = step((beam.code, beam.parent))  # (Q, K, V)
+        if tree is None:
+            beam = continued(beam, log_probs, beams)
+        else:
+            beam = continued_along(tree, depth, beam, log_probs, beams, ahead)
+        before = codes.gather(1, beam.parent[:, :, None].expand(-1, -1, depth))
+        codes = torch.cat([before, beam.code[:, :, None]], dim=2)
         if visit is not None:
-            visit(depth, kept, prefixes, codes)
-    return Beams(codes, kept, prefixes if tree is not None else None)
+            visit(depth, beam.kept, beam.prefixes, codes)
+    return Beams(codes, beam.kept, beam.prefixes if tree is not None else None)
 
 
-def promise_of(total: Tensor, tree: PrefixTree, depth: int, prefixes: Tensor, ahead: list[Tensor] | None) -> Tensor:
-    """What is added to scores (Q, K, V): -inf for every code that continues no existing docid, else what is ahead."""
-    row, code, rank = (part.to(total.device) for part in tree.continuations(depth, prefixes.flatten()))
-    promise = torch.full_like(total, -torch.inf)
-    promise.flatten(0, 1)[row, code] = 0.0 if ahead is None else ahead[depth][row // total.size(1), rank]
-    return promise
+class Beam(NamedTuple):
+    """What is kept after a position, best first; all (Q, K)."""
+
+    scores: Tensor
+    kept: Tensor  # what they were kept by: the scores, and what is ahead
+    code: Tensor
+    parent: Tensor  # the beam before it that is continued
+    prefixes: Tensor  # ranks in the tree, on its device
+
+    @classmethod
+    def start(cls, log_probs: Tensor) -> "Beam":
+        """One empty docid for each query."""
+        scores, numbers = torch.zeros_like(log_probs[:, :, 0]), torch.zeros(len(log_probs), 1, dtype=torch.long)
+        return cls(scores, scores, numbers.to(scores.device), numbers.to(scores.device), numbers)
+
+
+def continued(beam: Beam, log_probs: Tensor, beams: int) -> Beam:
+    """The best continuations by any code."""
+    V = log_probs.size(2)
+    scores, flat = stable_topk((beam.scores[:, :, None] + log_probs).flatten(1), beams)
+    return Beam(scores, scores, flat % V, flat // V, beam.prefixes)
+
+
+def continued_along(
+    tree: PrefixTree, depth: int, beam: Beam, log_probs: Tensor, beams: int, ahead: list[Tensor] | None
+) -> Beam:
+    """The best continuations that exist: only they are looked at, a few where codes are many."""
+    Q, K, _ = log_probs.shape
+    row, code, rank = tree.continuations(depth, beam.prefixes.flatten())  # query by query, beam by beam, code by code
+    counts = torch.bincount(row // K, minlength=Q)
+    starts = counts.cumsum(0) - counts
+    column = torch.arange(len(row)) - starts[row // K]
+    row, code, column, starts = (part.to(log_probs.device) for part in (row, code, column, starts))
+    query = row // K
+    scores = beam.scores.flatten()[row] + log_probs.flatten(0, 1)[row, code]
+    promising = scores if ahead is None else scores + ahead[depth][query, rank.to(query.device)]
+    side_by_side = scores.new_full((Q, int(counts.max())), -torch.inf)
+    side_by_side[query, column] = promising
+    kept, chosen = stable_topk(side_by_side, beams)
+    chosen = (starts[:, None] + chosen).clamp(max=len(row) - 1)  # where a query has fewer: any, with a score of -inf
+    scores = scores[chosen].masked_fill(kept == -torch.inf, -torch.inf)
+    return Beam(scores, kept, code[chosen], row[chosen] % K, rank[chosen.cpu()])
 
 
 def stable_topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
