@@ -27,10 +27,10 @@ def decoder():
     return CopyDecoder(GeneratorConfig(width=16, heads=2), 8, np.array([2, 3, 5, 7]), pieces=11).eval()
 
 
-def distribution(decoder, *place):
-    """The probability (B, pieces) of every word piece."""
-    probabilities, pieces = decoder.choices(*place)
-    return torch.zeros(len(pieces), 11).scatter_add_(1, pieces, probabilities)
+def distribution(decoder, hidden, states, mask, source):
+    """The probability (B, L, pieces) of every word piece."""
+    probabilities, pieces = decoder.choices(hidden, decoder.copy_key(states), mask, source)
+    return torch.zeros(*pieces.shape[:2], 11).scatter_add_(2, pieces, probabilities)
 
 
 def test_writing_and_copying_share_one_probability(decoder):
@@ -39,7 +39,7 @@ def test_writing_and_copying_share_one_probability(decoder):
     previous = torch.tensor([[2, 5], [2, 7], [2, 3]])
     with torch.no_grad():
         hidden = decoder(states, mask, previous)
-        whole = distribution(decoder, hidden[:, -1:], states, mask, source)
+        whole = distribution(decoder, hidden[:, -1:], states, mask, source)[:, 0]
     assert whole.sum(1) == pytest.approx(torch.ones(3))
     assert (whole[0] > 0).nonzero().flatten().tolist() == [2, 3, 4, 5, 7, 9]  # the vocabulary and the document's own
     rows = torch.full((11,), -1)
@@ -63,24 +63,25 @@ def test_tables_start_as_the_encoders_words(decoder):
 
 
 def test_sampling_step_by_step_follows_the_whole_sequence(decoder):
-    """With only one likely piece at each place, sampling must walk the path that the whole-sequence pass prefers."""
-    states, mask = torch.randn(4, 6, 8), torch.ones(4, 6, dtype=torch.bool)
-    source = torch.tensor([[2, 4, 6, 8, 9, 3]] * 4)
+    """With only one likely piece at each place, sampling must walk the path that the whole-sequence pass prefers, for
+    all queries of a document, also when documents whose queries are finished are no longer computed."""
+    draw = torch.Generator().manual_seed(1)
+    states, mask = torch.randn(12, 6, 8, generator=draw), torch.arange(6) < torch.arange(12)[:, None] % 4 + 3
+    source = torch.tensor([[2, 4, 6, 8, 9, 3]] * 12) * mask
     with torch.no_grad():
-        decoder.output.weight *= 100
+        decoder.positions *= 50
+        decoder.embeddings.weight *= 50
+        decoder.blocks[0].memory.weight *= 5
+        decoder.output.weight *= 1000
         decoder.gate.bias -= 100
-    pieces = sample_queries(decoder, states, mask, source, 2, 3, torch.Generator().manual_seed(0))
-    assert pieces.shape[1] <= LONGEST_QUERY + 1
+    sampled = sample_queries(decoder, states, mask, source, 2, 3, 2, torch.Generator().manual_seed(0))
+    assert sampled.shape[2] <= LONGEST_QUERY + 1
+    assert torch.equal(sampled[:, 0], sampled[:, 1])
+    pieces = sampled[:, 0]
     with torch.no_grad():
-        hidden = decoder(states, mask, pieces[:, :-1])
-        best = torch.stack(
-            [
-                distribution(decoder, hidden[:, i : i + 1], states, mask, source).argmax(1)
-                for i in range(hidden.size(1))
-            ],
-            1,
-        )
+        best = distribution(decoder, decoder(states, mask, pieces[:, :-1]), states, mask, source).argmax(2)
     ended = (pieces[:, :-1] == 3).cummax(1).values
+    assert len(set(ended.sum(1).tolist())) > 4  # they end at different places, so that some are left out on the way
     assert torch.equal(torch.where(ended, 3, best), pieces[:, 1:])
 
 

@@ -36,6 +36,7 @@ from asi.training import Listener, Nothing, ParameterGroup, PlainObjective, Trai
 LONGEST_QUERY = 24  # word pieces
 SAMPLED_FROM = 10  # the likeliest choices at each place
 TOKENS_AT_ONCE = 8192
+STILL_WORTH_IT = 0.8  # share of documents with unfinished queries at which the others are left out
 MOST_EPOCHS, LEAST_STEPS = 8, 50  # where the length is given in minutes
 KIND = "query generator"
 
@@ -88,9 +89,10 @@ class CopyDecoder(nn.Module):
         self.embeddings.weight[:, : rows.size(1)] = rows
         self.output.weight[:, : rows.size(1)] = rows[self.vocabulary]
 
-    def copying(self, hidden: Tensor, states: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Copying each token of the document (B, L, T), and the share of copying (B, L, 1)."""
-        scores = self.copy_query(hidden) @ self.copy_key(states).transpose(1, 2) / hidden.size(-1) ** 0.5
+    def copying(self, hidden: Tensor, keys: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Copying each token of the document (B, L, T), whose `copy_key` are `keys` (B, T, d), and the share of copying
+        (B, L, 1)."""
+        scores = self.copy_query(hidden) @ keys.transpose(1, 2) / hidden.size(-1) ** 0.5
         copied = scores.masked_fill(~mask[:, None, :], -torch.inf).softmax(-1)
         return copied, self.gate(hidden).sigmoid()
 
@@ -99,19 +101,20 @@ class CopyDecoder(nn.Module):
     ) -> Tensor:
         """The probability (B, L) of the word pieces `target`; `rows` are their places in the vocabulary, or -1: those
         can only be copied."""
-        copied, share = self.copying(hidden, states, mask)
+        copied, share = self.copying(hidden, self.copy_key(states), mask)
         known = rows >= 0
         losses = F.cross_entropy(self.output(hidden[known]), rows[known], reduction="none")
         written = torch.zeros_like(hidden[:, :, 0]).masked_scatter(known, torch.exp(-losses))
         taken = (copied * (source[:, None, :] == target[:, :, None])).sum(-1)
         return (1 - share[:, :, 0]) * written + share[:, :, 0] * taken
 
-    def choices(self, hidden: Tensor, states: Tensor, mask: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Everything that can be written or copied at the last place of `hidden` (B, 1, d): its probability and its
-        word piece, both (B, W + T). A piece that the vocabulary and the document have is there more than once."""
-        copied, share = (part[:, 0] for part in self.copying(hidden, states, mask))
-        probabilities = torch.cat([(1 - share) * self.output(hidden[:, 0]).softmax(-1), share * copied], dim=1)
-        return probabilities, torch.cat([self.vocabulary.expand(len(source), -1), source], dim=1)
+    def choices(self, hidden: Tensor, keys: Tensor, mask: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Everything that can be written or copied behind each of `hidden` (B, L, d): its probability and its word
+        piece, both (B, L, W + T). A piece that the vocabulary and the document have is there more than once."""
+        copied, share = self.copying(hidden, keys, mask)
+        probabilities = torch.cat([(1 - share) * self.output(hidden).softmax(-1), share * copied], dim=-1)
+        pieces = torch.cat([self.vocabulary.expand(len(source), -1), source], dim=1)
+        return probabilities, pieces[:, None].expand_as(probabilities)
 
 
 class ExpansionObjective(PlainObjective):
@@ -189,12 +192,11 @@ class TrainedGenerator:
         found: list[list[str]] = [[] for _ in texts]
         for number, rows in enumerate(tokens.batches(TOKENS_AT_ONCE)):
             features = compute_features(self.encoder, subset(tokens, rows), keep_states=True)
-            repeated = np.repeat(np.arange(len(rows)), count)
-            memory = document_memory(features, repeated, self.decoder.positions)
+            memory = document_memory(features, np.arange(len(rows)), self.decoder.positions)
             draw = torch.Generator(device=memory[0].device).manual_seed(seed * 1_000_003 + number)
-            pieces = sample_queries(self.decoder, *memory, *self.ends(), draw)
-            written = self.tokenise.tokeniser.decode_batch(pieces.tolist(), skip_special_tokens=True)
-            for place, text in zip(rows[repeated].tolist(), written, strict=True):
+            pieces = sample_queries(self.decoder, *memory, *self.ends(), count, draw)
+            written = self.tokenise.tokeniser.decode_batch(pieces.flatten(0, 1).tolist(), skip_special_tokens=True)
+            for place, text in zip(np.repeat(rows, count).tolist(), written, strict=True):
                 found[place].append(" ".join(text.split()))
         return found
 
@@ -211,31 +213,40 @@ def subset(tokens: TokenisedTexts, rows: NDArray[np.int64]) -> TokenisedTexts:
 
 @torch.inference_mode()
 def sample_queries(
-    decoder: CopyDecoder, states: Tensor, mask: Tensor, source: Tensor, start: int, end: int, draw: torch.Generator
+    decoder: CopyDecoder,
+    states: Tensor,
+    mask: Tensor,
+    source: Tensor,
+    start: int,
+    end: int,
+    count: int,
+    draw: torch.Generator,
 ) -> Tensor:
-    """One sampled query for each row of the memory: word pieces (B, L), filled up with `end`."""
-    memories = [layer.memory_keys_values(states) for layer in decoder.blocks]
-    kept: list[tuple[Tensor, Tensor]] = []
-    pieces = torch.full((len(states), 1), start, device=states.device)
-    done = torch.zeros(len(states), dtype=torch.bool, device=states.device)
+    """`count` sampled queries for each document of the memory: word pieces (B, count, L), filled up with `end`."""
+    pieces = torch.full((len(states), count, LONGEST_QUERY + 1), end, device=states.device)
+    pieces[:, :, 0] = start
+    rows = torch.arange(len(states), device=states.device)  # documents that have a query to finish
+    memories = [layer.memory_keys_values(states, mask) for layer in decoder.blocks]
+    copy_keys = decoder.copy_key(states)
+    kept: list[tuple[Tensor, Tensor] | None] = [None] * len(memories)
     for place in range(LONGEST_QUERY):
-        hidden = decoder.embeddings(pieces[:, -1:]) + decoder.positions[place]
+        hidden = decoder.embeddings(pieces[rows, :, place]) + decoder.positions[place]  # (documents, count, d)
         for number, layer in enumerate(decoder.blocks):
-            query, *new = (layer.split(part) for part in layer.self_projections(hidden))
-            old = kept[number] if place else (new[0][:, :, :0], new[1][:, :, :0])
-            keys, values = (torch.cat(pair, dim=2) for pair in zip(old, new, strict=True))
-            kept[number : number + 1] = [(keys, values)]
-            mixed = F.scaled_dot_product_attention(query, keys, values)
-            hidden = hidden + layer.self_out(mixed.transpose(1, 2).flatten(2))
+            hidden, kept[number] = layer.self_step(hidden, kept[number])
             hidden = layer.cross_and_inner(hidden, memories[number], mask)
-        probabilities, choices = decoder.choices(decoder.norm(hidden), states, mask, source)
-        best, numbers = probabilities.topk(min(SAMPLED_FROM, choices.size(1)), dim=-1)
-        chosen = choices.gather(1, numbers.gather(1, torch.multinomial(best, 1, generator=draw)))
-        chosen[done] = end
-        pieces = torch.cat([pieces, chosen], dim=1)
-        done = done | (chosen[:, 0] == end)
-        if bool(done.all()):
-            break
+        probabilities, choices = decoder.choices(decoder.norm(hidden), copy_keys, mask, source)
+        best, numbers = probabilities.topk(min(SAMPLED_FROM, choices.size(-1)), dim=-1)
+        drawn = torch.multinomial(best.flatten(0, 1), 1, generator=draw).unflatten(0, best.shape[:2])
+        chosen = choices.gather(-1, numbers.gather(-1, drawn))[:, :, 0]
+        is_open = (pieces[rows, :, place] != end) if place else torch.ones_like(chosen, dtype=torch.bool)
+        pieces[rows, :, place + 1] = chosen.masked_fill(~is_open, end)
+        unfinished = (is_open & (chosen != end)).any(1)
+        if not bool(unfinished.any()):
+            return pieces[:, :, : place + 2]
+        if int(unfinished.sum()) <= STILL_WORTH_IT * len(rows):
+            rows, mask, source, copy_keys = (part[unfinished] for part in (rows, mask, source, copy_keys))
+            memories = [(keys[unfinished], values[unfinished]) for keys, values in memories]
+            kept = [(own[0][unfinished], own[1][unfinished]) for own in kept if own is not None]
     return pieces
 
 

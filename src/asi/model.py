@@ -156,6 +156,15 @@ class DecoderLayer(nn.Module):
         query, keys, values = self.qkv(self.self_norm(states)).chunk(3, dim=-1)
         return query, keys, values
 
+    def self_step(self, states: Tensor, kept: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The first part for the newest state of K sequences each (B, K, d), over their kept keys and values (B, K,
+        positions so far, d); with these, the new ones among them."""
+        query, *new = (part[:, :, None] for part in self.self_projections(states))  # (B, K, 1, d)
+        keys, values = new if kept is None else (torch.cat(pair, dim=2) for pair in zip(kept, new, strict=True))
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(2, 3) for part in (query, keys, values))
+        mixed = F.scaled_dot_product_attention(q, k, v)  # (B, K, heads, 1, d / heads)
+        return states + self.self_out(mixed.flatten(2)), (keys, values)
+
     def cross_and_inner(self, states: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
         """The second and third part, for states (B, n, d) that all look at the same memory."""
         query = self.split(self.query(self.cross_norm(states)))
@@ -263,7 +272,7 @@ class Generation:
         self.prior = prior  # (Q, m, V)
         self.position = 0
         self.memories = [layer.memory_keys_values(query.states) for layer in decoder.blocks]
-        self.kept: list[tuple[Tensor, Tensor]] = []  # per layer: keys and values (Q, K, positions so far, d)
+        self.kept: list[tuple[Tensor, Tensor] | None] = [None] * len(self.memories)  # (Q, K, positions so far, d) each
 
     def __call__(self, moves: tuple[Tensor, Tensor] | None) -> Tensor:
         """Log-probabilities (Q, K, V) of the next position; moves are the codes taken and their parents (Q, K)."""
@@ -278,27 +287,15 @@ class Generation:
         else:
             code, parent = moves
             states = decoder.embedded(code, i - 1)
-            self.kept = [(reordered(keys, parent), reordered(values, parent)) for keys, values in self.kept]
+            for number, kept in enumerate(self.kept):
+                assert kept is not None, "the first position has no moves"
+                self.kept[number] = (reordered(kept[0], parent), reordered(kept[1], parent))
         states = states + decoder.positions[i]
         for number, layer in enumerate(decoder.blocks):
-            states = self.attend(number, layer, states)
+            states, self.kept[number] = layer.self_step(states, self.kept[number])
             states = layer.cross_and_inner(states, self.memories[number], self.query.mask)
         self.position += 1
         return states
-
-    def attend(self, number: int, layer: DecoderLayer, states: Tensor) -> Tensor:
-        """Self-attention of each beam's newest state over its own kept keys and values."""
-        query, keys, values = (part[:, :, None] for part in layer.self_projections(states))  # (Q, K, 1, d)
-        if self.position:
-            old_keys, old_values = self.kept[number]
-            keys, values = torch.cat([old_keys, keys], 2), torch.cat([old_values, values], 2)
-            self.kept[number] = (keys, values)
-        else:
-            self.kept.append((keys, values))
-        heads = layer.heads
-        q, k, v = (part.unflatten(-1, (heads, -1)).transpose(2, 3) for part in (query, keys, values))
-        mixed = F.scaled_dot_product_attention(q, k, v)  # (Q, K, heads, 1, d / heads)
-        return states + layer.self_out(mixed.flatten(2))
 
 
 def reordered(kept: Tensor, parent: Tensor) -> Tensor:
