@@ -66,9 +66,8 @@ def train(
         dataset = open_dataset(data, bad)
         if more is not None:
             dataset = WithMorePairs(dataset, more, bad)
-            data = f"{data} and {more}"
         train_run(
-            dataset, out, resolved, data=data, resume=resume, device=device, cache=cache,
+            dataset, out, resolved, resume=resume, device=device, cache=cache,
             reporter=reporter, stopping=stopping,
         )  # fmt: skip
     report_skipped(bad)
