@@ -7,26 +7,32 @@ its minutes: what differs is the seed, not how busy the machine was.
 
 All trained systems use the same loop, encoder, adapter and softmax on vectors; the bi-encoder trains nothing else, the
 preset `docids` (32 bytes per document, no vectors) no decoder.
-Runs that are finished are not trained again. Prints a Markdown table and says which goals are met; the measures go to
-FOLDER/results.json.
+Runs that are finished are not trained again, and those that are measured (FOLDER/DATA/NAME.json) need not be there any
+more: with these files the benchmark goes on elsewhere. Prints a Markdown table and says which goals are met; all
+measures together go to FOLDER/results.json.
 """
 
 import argparse
-from collections.abc import Sequence
+import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from bi_encoder import DENSE
 from kept import keep
 
-from asi.checkpoint import RunFolder
-from asi.config import Config, preset, with_overrides
+from asi.analysis.fingerprint import data_fingerprint
+from asi.batches import training_texts
+from asi.checkpoint import FORMAT_VERSION, RunFolder
+from asi.config import Config, preset, to_dict, with_overrides
 from asi.datasets import Dataset, measured_splits, open_dataset
 from asi.evaluation import Run, evaluate_documents
 from asi.features import compute_features
+from asi.folders import write_atomically
 from asi.index import Index
 from asi.indexing import assign
-from asi.metrics import Report, reciprocal_ranks
+from asi.metrics import Report, as_json, reciprocal_ranks
 from asi.run import RunState, check_same_run, train
 from asi.significance import randomisation_test
 from asi.systems.exact import ExactRetriever
@@ -38,6 +44,48 @@ BY_DOCIDS = {"mode": "constrained", "centre_share": 0.0}
 SHOWN = ("asi", "asi-by-docids", "asi-beam", "asi-one-pass", "asi-one-pass-docids", "docids", "dense", "bm25")
 WITH_THE_FIRST_SEED = ("asi", "dense", "docids", "bm25")
 Results = dict[str, dict[str, Report]]  # system -> split -> report
+
+
+@dataclass(frozen=True)
+class Data:
+    name: str  # of the folders
+    dataset: Dataset
+    splits: list[str]
+    fingerprint: str
+
+    @classmethod
+    def open(cls, data: str) -> "Data":
+        dataset = open_dataset(data)
+        splits = measured_splits(dataset)
+        if not splits:
+            raise SystemExit(f"{data} has no test split")
+        return cls(Path(data).name, dataset, splits, data_fingerprint(training_texts(dataset), dataset, splits))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is known of one run, or of BM25."""
+
+    results: Results
+    ranks: dict[str, list[int]]  # by split: the rank of each judged query's first hit, 0 without one
+    steps: int
+
+    def save(self, file: Path, wanted: dict[str, Any]) -> None:
+        values = {"reports": as_json(self.results), "ranks": self.ranks, "steps": self.steps}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, json.dumps(wanted | values))
+
+    @classmethod
+    def load(cls, file: Path, wanted: dict[str, Any]) -> "Measured | None":
+        """None if it has not been measured, or with other settings, on other data, or by another version."""
+        saved = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        if {name: saved.get(name) for name in wanted} != wanted:
+            return None
+        reports = {
+            system: {split: Report.from_dict(values) for split, values in by.items()}
+            for system, by in saved["reports"].items()
+        }
+        return cls(reports, saved["ranks"], saved["steps"])
 
 
 def evaluate_dense(folder: Path, dataset: Dataset, splits: list[str]) -> tuple[dict[str, Report], Run]:
@@ -57,56 +105,60 @@ def evaluate_dense(folder: Path, dataset: Dataset, splits: list[str]) -> tuple[d
         return reports, answers
 
 
-def folder_of(data: str, out: Path, name: str, minutes: float, seed: int) -> Path:
-    return out / Path(data).name / f"{name}-{minutes:g}-{seed}"
+def evaluate_run(name: str, folder: Path, config: Config, data: Data) -> tuple[Results, Run]:
+    """Train what is not trained yet; the measures of all its ways to search, and the answers of the first."""
+    check_same_run(folder, config, data.dataset.name)
+    train(data.dataset, folder, config, resume=True)
+    if name == "dense":
+        reports, answers = evaluate_dense(folder, data.dataset, data.splits)
+        return {name: reports}, answers
+    ways = WAYS | {"asi-by-docids": BY_DOCIDS} if name == "asi" else {name: {}}
+    with Index.load(folder, search=config.search) as index:
+        results, found = evaluate_ways(index, data.dataset, data.splits, ways)
+    return results, found[name]
 
 
-def results_of(
-    data: str, out: Path, minutes: float, seed: int, names: Sequence[str]
-) -> tuple[Results, dict[str, float]]:
-    """The measures, and for every split how likely so large a difference of MRR@10 from the bi-encoder is by chance."""
-    dataset = open_dataset(data)
-    splits = measured_splits(dataset)
-    if not splits:
-        raise SystemExit(f"{data} has no test split")
-    steps = f"train.steps={first_steps(data, out, minutes)}" if seed else f"train.minutes={minutes}"
-    config = with_overrides(Config(), [steps, f"train.seed={seed}"])
-    systems = {
-        "asi": config,
-        "dense": with_overrides(config, DENSE),
-        "docids": with_overrides(preset("docids"), [f"train.minutes={minutes}", f"train.seed={seed}"]),
+def measured_bm25(data: Data) -> Measured:
+    lexical = LexicalRetriever(data.dataset.documents())
+    reports = {split: evaluate_documents(lexical, *data.dataset.judged(split))[0] for split in data.splits}
+    return Measured({"bm25": reports}, {}, 0)
+
+
+def measured_system(name: str, data: Data, out: Path, minutes: float, seed: int, steps: int | None) -> Measured:
+    """The measures of a run, kept or trained for; with the `steps` that are given, or as many as the minutes allow."""
+    if name == "bm25":
+        return measured_bm25(data)
+    base = preset("docids") if name == "docids" else with_overrides(Config(), DENSE if name == "dense" else ())
+    length = f"train.minutes={minutes}" if steps is None else f"train.steps={steps}"
+    config = with_overrides(base, [length, f"train.seed={seed}"])
+    folder = out / data.name / f"{name}-{minutes:g}-{seed}"
+    kept = folder.with_name(f"{folder.name}.json")
+    wanted = {"data": data.fingerprint, "settings": to_dict(config), "format": FORMAT_VERSION}
+    if (known := Measured.load(kept, wanted)) is not None:
+        return known
+    results, answers = evaluate_run(name, folder, config, data)
+    trained = RunState.load(RunFolder(folder)).steps
+    assert trained is not None
+    measured = Measured(results, {split: ranks_of(answers, data, split) for split in data.splits}, trained)
+    measured.save(kept, wanted)
+    return measured
+
+
+def ranks_of(answers: Run, data: Data, split: str) -> list[int]:
+    found = reciprocal_ranks(answers, data.dataset.judged(split)[1]).values()
+    return [round(1 / value) if value else 0 for value in found]
+
+
+def chances_of(ours: Measured, theirs: Measured) -> dict[str, float]:
+    """For every split how likely so large a difference of MRR@10 is by chance."""
+
+    def reciprocal(ranks: list[int]) -> np.ndarray:
+        return np.array([1 / rank if rank else 0.0 for rank in ranks])
+
+    return {
+        split: randomisation_test(reciprocal(ranks), reciprocal(theirs.ranks[split]))
+        for split, ranks in ours.ranks.items()
     }
-    results: Results = {}
-    answers: dict[str, Run] = {}
-    for name in names:
-        folder = folder_of(data, out, name, minutes, seed)
-        if name == "bm25":
-            lexical = LexicalRetriever(dataset.documents())
-            results["bm25"] = {split: evaluate_documents(lexical, *dataset.judged(split))[0] for split in splits}
-            continue
-        check_same_run(folder, systems[name], dataset.name)
-        train(dataset, folder, systems[name], resume=True)
-        if name == "dense":
-            results["dense"], answers["dense"] = evaluate_dense(folder, dataset, splits)
-            continue
-        ways = WAYS | {"asi-by-docids": BY_DOCIDS} if name == "asi" else {name: {}}
-        with Index.load(folder, search=systems[name].search) as index:
-            reports, found = evaluate_ways(index, dataset, splits, ways)
-            results |= reports
-            answers |= found
-    chances = {}
-    for split in splits if "dense" in answers else ():
-        judgements = dataset.judged(split)[1]
-        ours, theirs = (reciprocal_ranks(answers[name], judgements) for name in ("asi", "dense"))
-        chances[split] = randomisation_test(*(np.array([ranks[key] for key in ours]) for ranks in (ours, theirs)))
-    return results, chances
-
-
-def first_steps(data: str, out: Path, minutes: float) -> int:
-    """How many steps ASI has in these minutes with the first seed, which has been trained."""
-    steps = RunState.load(RunFolder(folder_of(data, out, "asi", minutes, 0))).steps
-    assert steps is not None
-    return steps
 
 
 def goals(found: list[Results], chances: dict[str, float]) -> list[str]:
@@ -175,7 +227,7 @@ def rows_of(data: str, seed: int, results: Results) -> list[str]:
         for split, report in results.get(system, {}).items():
             docid = f"{report.docid['R@10']:.3f}" if report.docid else "-"
             document = [f"{report.document[name]:.3f}" for name in ("R@1", "R@10", "MRR@10")]
-            rows.append("| " + " | ".join([Path(data).name, str(seed), system, split, docid, *document]) + " |")
+            rows.append("| " + " | ".join([data, str(seed), system, split, docid, *document]) + " |")
     return rows
 
 
@@ -188,17 +240,21 @@ def main() -> None:
     arguments = parser.parse_args()
     table = ["| data | seed | system | split | docid R@10 | R@1 | R@10 | MRR@10 |", "| --- " * 8 + "|"]
     kept, notes = {}, []
-    for data in arguments.data:
-        out, minutes = arguments.out, arguments.minutes
-        first, chances = results_of(data, out, minutes, 0, WITH_THE_FIRST_SEED)
-        others = [results_of(data, out, minutes, seed, ("asi",))[0] for seed in range(1, arguments.seeds)]
-        found = [first, *others]
+    for name in arguments.data:
+        data, out, minutes = Data.open(name), arguments.out, arguments.minutes
+        first = {system: measured_system(system, data, out, minutes, 0, None) for system in WITH_THE_FIRST_SEED}
+        others = [
+            measured_system("asi", data, out, minutes, seed, first["asi"].steps) for seed in range(1, arguments.seeds)
+        ]
+        together: Results = {}
+        for system in first.values():
+            together |= system.results
+        found = [together, *(other.results for other in others)]
         for seed, results in enumerate(found):
-            table += rows_of(data, seed, results)
-            kept[f"{Path(data).name} {seed}"] = {
-                system: {split: report.to_dict() for split, report in by.items()} for system, by in results.items()
-            }
-        notes += [f"{Path(data).name}: {line}" for line in goals(found, chances)]
+            table += rows_of(data.name, seed, results)
+            kept[f"{data.name} {seed}"] = as_json(results)
+        chances = chances_of(first["asi"], first["dense"])
+        notes += [f"{data.name}: {line}" for line in goals(found, chances)]
         keep(arguments.out / "results.json", kept)
         print("\n".join([*table, "", *notes]), flush=True)
 
