@@ -12,11 +12,14 @@ from asi.folders import write_atomically
 
 
 def keep(file: Path, results: Any) -> None:
+    write_atomically(file, json.dumps(origin() | {"results": results}, indent=1))
+
+
+def origin() -> dict[str, Any]:
     machine = {
         "machine": platform.machine(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-    whole = {"date": str(datetime.date.today()), "machine": machine, "results": results}
-    write_atomically(file, json.dumps(whole, indent=1))
+    return {"date": str(datetime.date.today()), "machine": machine}

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from bi_encoder import DENSE
-from kept import keep
+from kept import keep, origin
 
 from asi.analysis.fingerprint import data_fingerprint
 from asi.batches import training_texts
@@ -32,7 +32,7 @@ from asi.features import compute_features
 from asi.folders import write_atomically
 from asi.index import Index
 from asi.indexing import assign
-from asi.metrics import Report, as_json, reciprocal_ranks
+from asi.metrics import Report, as_json, from_json, reciprocal_ranks
 from asi.run import RunState, check_same_run, train
 from asi.significance import randomisation_test
 from asi.systems.exact import ExactRetriever
@@ -73,7 +73,7 @@ class Measured:
     def save(self, file: Path, wanted: dict[str, Any]) -> None:
         values = {"reports": as_json(self.results), "ranks": self.ranks, "steps": self.steps}
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(wanted | values))
+        write_atomically(file, json.dumps(origin() | wanted | values))
 
     @classmethod
     def load(cls, file: Path, wanted: dict[str, Any]) -> "Measured | None":
@@ -81,11 +81,7 @@ class Measured:
         saved = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         if {name: saved.get(name) for name in wanted} != wanted:
             return None
-        reports = {
-            system: {split: Report.from_dict(values) for split, values in by.items()}
-            for system, by in saved["reports"].items()
-        }
-        return cls(reports, saved["ranks"], saved["steps"])
+        return cls(from_json(saved["reports"]), saved["ranks"], saved["steps"])
 
 
 def evaluate_dense(folder: Path, dataset: Dataset, splits: list[str]) -> tuple[dict[str, Report], Run]:

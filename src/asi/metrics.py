@@ -309,6 +309,11 @@ def as_json(reports: Reports) -> dict[str, dict[str, dict[str, Any]]]:
     return {system: {split: report.to_dict() for split, report in by.items()} for system, by in reports.items()}
 
 
+def from_json(values: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Report]]:
+    """The reports of a report file."""
+    return {system: {split: Report.from_dict(own) for split, own in by.items()} for system, by in values.items()}
+
+
 def entry(block: str, name: str) -> Callable[[Report], float | None]:
     return lambda report: (getattr(report, block) or {}).get(name)
 

@@ -18,7 +18,7 @@ from asi.datasets import Dataset
 from asi.folders import write_atomically
 from asi.index import Index
 from asi.judges import Judge
-from asi.metrics import Report, as_json
+from asi.metrics import Report, as_json, from_json
 from asi.run import Reporter, check_same_run, train
 from asi.ways import evaluate_ways
 
@@ -79,10 +79,7 @@ def measured_run(bench: Bench, label: str, folder: Path, dataset: Dataset, confi
         saved = json.loads(kept.read_text(encoding="utf-8"))
         if {name: saved.get(name) for name in wanted} == wanted:
             bench.reporter.message(f"{label}: measured already")
-            return {
-                way: {split: Report.from_dict(values) for split, values in by.items()}
-                for way, by in saved["reports"].items()
-            }
+            return from_json(saved["reports"])
     bench.unmeasured.add(folder)
     bench.reporter.message(f"{label}, {time_left(bench)}")
     started = time.monotonic()
