@@ -101,6 +101,12 @@ def test_other_format_is_refused(tmp_path):
         read_manifest(tmp_path / "x")
 
 
+def test_settings_that_are_no_more_are_refused(tmp_path):
+    save_folder(tmp_path / "model", lambda beside: None, {"config": {"search": {"fill_weight": 0.01}}})
+    with pytest.raises(CheckpointError, match=r"another version of asi: .* no setting fill_weight; .*; train again"):
+        load_model(tmp_path / "model", torch.device("cpu"))
+
+
 def test_a_model_folder_needs_nothing_else(run_folder, tmp_path, toy_config):
     loaded = load_model(run_folder / "model", torch.device("cpu"))
     assert loaded.config == replace(toy_config, train=toy_config.train)

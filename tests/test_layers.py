@@ -15,7 +15,7 @@ LAYERS = [
     "encoder corpora store",
     "model datasets",
     "features batches checkpoint distributed holdout ranking",
-    "centres matching pretrained training",
+    "centres code_vectors matching pretrained training",
     "objective indexing judges",
     "view",
     "search",

@@ -104,34 +104,64 @@ def test_one_pass_is_exactly_the_best_docids(index):
         assert found.scores[q].tolist() == pytest.approx([scores[row] for row in best], abs=1e-5)
 
 
+def test_codes_are_worth_what_the_heads_and_the_documents_that_have_them_say(index):
+    view, [(_, query)] = index.searcher.current_view(), index.searcher.encode(["red house"])
+    logits = index.loaded.model.heads(query.x).detach()
+    x = query.x[0] / query.x[0].norm()
+
+    def scores(**settings):
+        return index.configured(**settings).code_scores(query, logits, view)[0]
+
+    by_heads = logits[0].log_softmax(-1)
+    for settings in ({"code_weight": 0.0}, {"ranking": "docid"}):
+        assert torch.equal(scores(**settings), by_heads)
+    expected = by_heads + 7 * (view.code_vectors.vectors @ x + view.code_vectors.biases)
+    assert torch.allclose(scores(code_weight=7.0), expected, atol=1e-4)
+    codes = view.snapshot.codes.astype(np.int64)
+    worth = scores(code_weight=7.0)[torch.arange(codes.shape[1]), codes].sum(1)
+    [best] = index.configured(mode="one-pass", code_weight=7.0).docids([(np.array([0]), query)], 1)[0]
+    assert best == tuple(codes[int(worth.argmax())])
+
+
+def test_code_vectors_are_of_a_part_of_the_documents_where_they_are_many(index, monkeypatch):
+    def documents_asked(at_once):
+        monkeypatch.setattr("asi.view.DOCUMENTS_AT_ONCE", at_once)
+        view = View(index.store.snapshot(), index.loaded.model, index.store)
+        places = []
+        monkeypatch.setattr(view, "ranking_rows", lambda own: places.extend(own) or View.ranking_rows(view, own))
+        assert view.code_vectors is not None
+        return places
+
+    count = len(index)
+    assert documents_asked(count + 1) == list(range(count))
+    assert documents_asked(count // 3) == list(range(0, count, 4))
+
+
 @pytest.mark.parametrize("share", [0.001, 0.2, 1.0])
-def test_fills_up_with_the_nearest_of_the_docids_that_the_heads_like(index, share):
-    searcher = index.configured(mode="constrained", centre_share=share, fill_weight=0.1)
+def test_fills_up_with_the_nearest_of_the_docids_whose_codes_are_good(index, share):
+    searcher = index.configured(mode="constrained", centre_share=share)
     view, [(_, query)] = searcher.current_view(), searcher.encode(["red house"])
-    by_heads = one_pass_scores(index.loaded.model.heads(query.x).detach().log_softmax(-1), view)[:1]
-    near = searcher.near_docids(query, by_heads, view, count=5)
+    by_codes = one_pass_scores(index.loaded.model.heads(query.x).detach().log_softmax(-1), view)[:1]
+    near = searcher.near_docids(query, by_codes, view, count=5)
     docids = len(view.snapshot.codes)
-    liked = by_heads[0].argsort(descending=True, stable=True)[: max(5, int(share * docids))].tolist()
+    liked = by_codes[0].argsort(descending=True, stable=True)[: max(5, int(share * docids))].tolist()
     x, scores = query.x[0] / query.x[0].norm(), {}
     for row in liked:
         own = slice(*view.centres.offsets[row : row + 2])
-        nearest = max(
-            float(vector @ x + bias)
-            for vector, bias in zip(view.centres.vectors[own], view.centres.biases[own], strict=True)
-        )
-        scores[row] = nearest + 0.1 * float(by_heads[0, row])
+        centres = zip(view.centres.vectors[own], view.centres.biases[own], strict=True)
+        scores[row] = max(float(vector @ x + bias) for vector, bias in centres)
     assert near.rows[0].tolist() == sorted(scores, key=lambda row: -scores[row])[:5]
     assert near.scores[0].tolist() == pytest.approx(sorted(scores.values(), reverse=True)[:5], abs=1e-5)
     assert len(liked) == {0.001: 5, 0.2: docids // 5, 1.0: docids}[share] >= 5
 
 
-def test_fills_up_by_the_heads_alone_where_no_centre_is_looked_at(index):
+def test_fills_up_by_codes_alone_where_no_centre_is_looked_at(index):
     searcher = index.configured(mode="constrained", centre_share=0.0)
     view = View(index.store.snapshot(), index.loaded.model, index.store)
     [(_, query)] = searcher.encode(["red house"])
-    by_heads = one_pass_scores(index.loaded.model.heads(query.x).detach().log_softmax(-1), view)[:1]
-    near = searcher.near_docids(query, by_heads, view, count=5)
-    best = by_heads[0].sort(descending=True, stable=True)
+    by_codes = one_pass_scores(index.loaded.model.heads(query.x).detach().log_softmax(-1), view)[:1]
+    near = searcher.near_docids(query, by_codes, view, count=5)
+    best = by_codes[0].sort(descending=True, stable=True)
     assert near.rows[0].tolist() == best.indices[:5].tolist()
     assert near.scores[0].tolist() == best.values[:5].tolist()
     assert "centres" not in vars(view)  # they were not even computed

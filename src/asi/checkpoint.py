@@ -18,7 +18,7 @@ from torch import Tensor
 
 from asi.config import Config, from_dict, to_dict
 from asi.encoder import Encoder, EncoderShape, TextTokeniser, load_tokeniser_file
-from asi.errors import CheckpointError
+from asi.errors import CheckpointError, ConfigError
 from asi.folders import folder_beside, put_in_place, restore, sync, write_atomically
 from asi.model import Asi
 
@@ -194,12 +194,19 @@ def fingerprint(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
 
 
+def saved_config(values: Mapping[str, Any], folder: Path) -> Config:
+    try:
+        return from_dict(values)
+    except ConfigError as error:
+        raise CheckpointError(f"{folder} was saved by another version of asi: {error}; train again") from error
+
+
 def load_model(folder: Path, device: torch.device) -> LoadedModel:
     restore(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder.parent} holds no trained model; run: asi train DATA --out {folder.parent}")
     manifest = read_manifest(folder)
-    config = from_dict(manifest["config"])
+    config = saved_config(manifest["config"], folder)
     with torch.device("meta"):  # nothing is initialised that the file overwrites
         encoder = Encoder(EncoderShape(**manifest["encoder"]), config.model.frozen_layers, config.model.precision)
         model = Asi(encoder, config.model)

@@ -178,10 +178,11 @@ class SearchConfig:
     token_weight: float = 0.5  # of the match of tokens beside the similarity of vectors, if the model has token vectors
     matched: int = 100  # candidates whose tokens are matched: the most similar ones
     docid_weight: float = 0.002  # of the docid's score in that sum; the similarity has weight 1
-    centre_share: float = 1.0  # of the buckets, the best by the heads, whose centres a query of constrained looks at;
-    # with 0 the heads alone fill up
-    fill_weight: float = 0.01  # of the heads' log-probability beside the nearness of a bucket, in constrained
-    ahead_weight: float = 1.0  # of the heads' log-probability, of the best docid ahead, in the beam of constrained
+    centre_share: float = 1.0  # of the buckets, the best by their codes, whose centres a query of constrained looks at;
+    # with 0 codes alone fill up
+    code_weight: float = 80.0  # of the similarity with what a docid's codes stand for in the corpus, beside the heads'
+    # log-probability of them; not in the plain beam, nor where docids are all there is to rank by
+    ahead_weight: float = 0.5  # of that sum, of the best docid ahead, in the beam of constrained
     bucket_cap: int | None = None  # documents of one bucket in an answer, at the most
 
     def __post_init__(self) -> None:
@@ -193,7 +194,7 @@ class SearchConfig:
             f"search.candidates must be at least 1, got {self.candidates}",
         )
         require(0 <= self.centre_share <= 1, f"search.centre_share must be from 0 to 1, got {self.centre_share}")
-        require(self.fill_weight >= 0, f"search.fill_weight must not be negative, got {self.fill_weight}")
+        require(self.code_weight >= 0, f"search.code_weight must not be negative, got {self.code_weight}")
         require(self.ahead_weight >= 0, f"search.ahead_weight must not be negative, got {self.ahead_weight}")
         require(self.token_weight >= 0, f"search.token_weight must not be negative, got {self.token_weight}")
         require(self.matched >= 1, f"search.matched must be at least 1, got {self.matched}")
@@ -283,8 +284,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "model.docids=random",
         "train.start_heads=0",
         "model.head_prior=false",
+        "search.code_weight=0",
         "search.ahead_weight=0",  # these heads know nothing of the docids
-        "search.fill_weight=0",
         *(f"loss.{name}=0" for name in ("contrastive", "reverse", "match", "one_pass", "balance")),
     ),
 }
@@ -304,6 +305,7 @@ PAPER_OBJECTIVE = (
     "model.logit_scale=8.0",
     "model.head_prior=false",
     "train.start_heads=0",
+    "search.code_weight=0",
     "search.ahead_weight=0",
 )
 

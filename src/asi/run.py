@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from asi.batches import TrainingPairs, TrainingTexts, contents, training_texts
-from asi.checkpoint import RunFolder, load_model, resumed_step, save_model, saved_steps
-from asi.config import Config, from_dict, to_dict, to_toml
+from asi.checkpoint import RunFolder, load_model, resumed_step, save_model, saved_config, saved_steps
+from asi.config import Config, to_dict, to_toml
 from asi.datasets import Dataset
 from asi.distributed import Processes, choose_device, joined_processes
 from asi.encoder import TextTokeniser, find_encoder, load_encoder, load_tokeniser
@@ -70,7 +70,7 @@ class RunState:
             values = json.loads(folder.run.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{folder.run}, which says what the run is, can't be read ({error})") from error
-        return cls(**(values | {"config": from_dict(values["config"])}))
+        return cls(**(values | {"config": saved_config(values["config"], folder.path)}))
 
     def check_texts(self, texts: TrainingTexts, path: Path) -> None:
         """Refuse to go on with, or to measure, a run that was begun on other texts."""

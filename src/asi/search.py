@@ -1,8 +1,8 @@
 """Query to docids to candidates to ranked hits.
 
 Three ways to docids: `beam` (the paper's plain beam search), `constrained` (the beam follows only docids that exist
-and looks ahead by the heads; the list is filled up with the docids whose buckets are nearest) and `one-pass` (the heads
-alone, m look-ups each).
+and looks ahead; the list is filled up with the docids whose buckets are nearest) and `one-pass` (m look-ups for each,
+in what every code is worth to the query: by the heads, and by the documents that have it).
 Equal queries get equal answers whatever they are batched with: a query is padded to its own length, never to its
 neighbour's, and the small matrices of a single query are given the rows of four.
 Letters: Q queries, K docids per query, m docid length, V codes per position, U docids in use, D width.
@@ -75,8 +75,13 @@ class Searcher:
 
     @property
     def looks_at_centres(self) -> bool:
-        """Whether the docids behind the generated ones are chosen by their buckets' centres, not by the heads alone."""
+        """Whether the docids behind the generated ones are chosen by their buckets' centres, not by codes alone."""
         return self.config.mode == "constrained" and self.config.ranking != "docid" and self.config.centre_share > 0
+
+    @property
+    def looks_at_codes(self) -> bool:
+        """Whether docids are scored by what their codes stand for in the corpus, not by the heads alone."""
+        return self.config.mode != "beam" and self.config.ranking != "docid" and self.config.code_weight > 0
 
     def current_view(self) -> View:
         if (lack := self.lacks()) is not None:
@@ -163,29 +168,36 @@ class Searcher:
         with torch.inference_mode():
             logits = self.model.heads(query.x)
             if self.config.mode == "one-pass":
-                return one_pass(logits.log_softmax(-1)[: query.real], view, count)
+                return one_pass(self.code_scores(query, logits, view)[: query.real], view, count)
             beams = self.config.beams
             generation = self.model.generation(query.encoded, logits)
             if self.config.mode == "beam":
                 return plain_beams(generation, view, beams, query.real)
-            by_heads = one_pass_scores(logits.log_softmax(-1), view)
-            ahead = view.tree.look_ahead(self.config.ahead_weight * by_heads) if self.config.ahead_weight else None
-            near = self.near_docids(query, by_heads[: query.real], view, count + beams)
+            by_codes = one_pass_scores(self.code_scores(query, logits, view), view)
+            ahead = view.tree.look_ahead(self.config.ahead_weight * by_codes) if self.config.ahead_weight else None
+            near = self.near_docids(query, by_codes[: query.real], view, count + beams)
             return constrained_beams(generation, near, ahead, view, beams, query.real)
 
-    def near_docids(self, query: "PaddedQueries", by_heads: Tensor, view: View, count: int) -> "NearDocids":
-        """`count` docids in use that are near to each query, if there are as many: by the centres of their buckets and
-        by the heads; if not all centres are looked at, then those of the docids that are best by the heads. Where no
-        centre is looked at, by the heads alone."""
+    def code_scores(self, query: "PaddedQueries", logits: Tensor, view: View) -> Tensor:
+        """What every code is worth to the queries (Q, m, V): by the heads, and by the documents that have the code."""
+        by_heads = logits.log_softmax(-1)
+        if not self.looks_at_codes or (codes := view.code_vectors) is None:
+            return by_heads
+        return by_heads + self.config.code_weight * codes.scores(F.normalize(query.x, dim=-1))
+
+    def near_docids(self, query: "PaddedQueries", by_codes: Tensor, view: View, count: int) -> "NearDocids":
+        """`count` docids in use that are near to each query, if there are as many: by the centres of their buckets; if
+        not all of these are looked at, then those of the docids that are best by their codes. Where no centre is looked
+        at, by their codes alone."""
         if not self.looks_at_centres or (centres := view.centres) is None:
-            return NearDocids(*stable_topk(by_heads, count))
-        x, weight = F.normalize(query.x, dim=-1), self.config.fill_weight
-        looked_at = max(count, int(self.config.centre_share * by_heads.size(1)))
-        if looked_at >= by_heads.size(1):  # one matrix product for all is faster than picking
-            return NearDocids(*stable_topk(centres.scores(x)[: len(by_heads)] + weight * by_heads, count))
-        best, rows = stable_topk(by_heads, looked_at)
+            return NearDocids(*stable_topk(by_codes, count))
+        x = F.normalize(query.x, dim=-1)
+        looked_at = max(count, int(self.config.centre_share * by_codes.size(1)))
+        if looked_at >= by_codes.size(1):  # one matrix product for all is faster than picking
+            return NearDocids(*stable_topk(centres.scores(x)[: len(by_codes)], count))
+        rows = stable_topk(by_codes, looked_at)[1]
         nearness = torch.stack([centres.scores_of(*own) for own in zip(x[: len(rows)], rows, strict=True)])
-        scores, order = stable_topk(nearness + weight * best, count)
+        scores, order = stable_topk(nearness, count)
         return NearDocids(scores, rows.gather(1, order))
 
     def find_candidates(self, query: "PaddedQueries", view: View, k: int) -> Candidates:
@@ -271,19 +283,19 @@ EncodedQueries = list[
 ]  # groups of one padded length: places in the list, queries
 
 
-def one_pass_scores(log_probs: Tensor, view: View) -> Tensor:
-    """Scores (Q, U) of all docids in use by the heads' log-probabilities (Q, m, V): m look-ups and m - 1 additions."""
-    scores = log_probs[:, 0].index_select(1, view.columns[0])
+def one_pass_scores(code_scores: Tensor, view: View) -> Tensor:
+    """Scores (Q, U) of all docids in use by what every code is worth (Q, m, V): m look-ups and m - 1 additions."""
+    scores = code_scores[:, 0].index_select(1, view.columns[0])
     for i in range(1, len(view.columns)):
-        scores = scores + log_probs[:, i].index_select(1, view.columns[i])
+        scores = scores + code_scores[:, i].index_select(1, view.columns[i])
     return scores
 
 
-def one_pass(log_probs: Tensor, view: View, count: int) -> Docids:
-    """The best `count` of all docids in use, by the heads on the query alone."""
+def one_pass(code_scores: Tensor, view: View, count: int) -> Docids:
+    """The best `count` of all docids in use, by their codes on the query alone."""
     codes = view.snapshot.codes
     size = max(1, SCORES_AT_ONCE // max(1, len(codes)))
-    tops = [stable_topk(one_pass_scores(part, view), count) for part in log_probs.split(size)]
+    tops = [stable_topk(one_pass_scores(part, view), count) for part in code_scores.split(size)]
     scores, rows = (torch.cat(parts).cpu().numpy() for parts in zip(*tops, strict=True))
     return Docids(rows, scores, codes[rows].astype(np.int64))
 

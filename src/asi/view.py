@@ -1,4 +1,4 @@
-"""One moment of the store, as search looks at it: the tree of docids, and what each bucket is near to.
+"""One moment of the store, as search looks at it: the tree of docids, and what each code and each bucket is near to.
 
 What a view holds is computed when it is first asked for, and shared by all searchers of an index.
 Letters: N documents, U docids in use, C centres of their buckets, m docid length, D width.
@@ -16,14 +16,15 @@ from torch import Tensor
 from asi.arrays import expand_ranges
 from asi.beam import PrefixTree
 from asi.centres import centres_of, most_centres
+from asi.code_vectors import LARGEST_TABLE, CodeVectors, fit_code_vectors
 from asi.indexing import row_shape
 from asi.model import Asi
-from asi.ranking import unpack
+from asi.ranking import RankingRows, unpack
 from asi.snapshot import Snapshot
 from asi.store import Store
 
-LARGEST_CENTRES = 2**30  # bytes; with more there are none, and the list of docids is filled up by the heads alone
-DOCUMENTS_AT_ONCE = 2**17
+LARGEST_CENTRES = 2**30  # bytes; with more there are none, and the list of docids is filled up by codes alone
+DOCUMENTS_AT_ONCE = 2**17  # whose vectors are held at a time
 
 
 class BucketCentres(NamedTuple):
@@ -66,18 +67,33 @@ class View:
         return torch.from_numpy(np.ascontiguousarray(self.snapshot.codes.T, dtype=np.int32)).to(self.model.device)
 
     @cached_property
+    def code_vectors(self) -> CodeVectors | None:
+        """Of the documents, of a part of them where they are very many; None if they have no vectors, or too many
+        codes."""
+        config, snapshot = self.model.config, self.snapshot
+        if not self.store.meta.width or config.m * config.V > LARGEST_TABLE:
+            return None
+        stride = len(snapshot.numbers) // DOCUMENTS_AT_ONCE + 1
+        chosen = np.arange(0, len(snapshot.numbers), stride)
+        codes = snapshot.codes[np.searchsorted(snapshot.offsets, chosen, side="right") - 1]
+        found = fit_code_vectors(codes, self.ranking_rows(chosen), config.V)
+        return CodeVectors(*(part.to(self.model.device) for part in found))
+
+    def ranking_rows(self, places: NDArray[np.int64] | slice) -> RankingRows:
+        """Of the documents at these places of the snapshot."""
+        return unpack(self.store.vectors(self.snapshot.numbers[places], slice(0, row_shape(self.model).ranked)))
+
+    @cached_property
     def centres(self) -> BucketCentres | None:
         """None if there are no vectors, or too many."""
         snapshot, width = self.snapshot, self.model.encoder.shape.width
         count = most_centres(np.diff(snapshot.offsets))
         if not count or not self.store.meta.width or 4 * count * width > LARGEST_CENTRES:
             return None
-        ranked = slice(0, row_shape(self.model).ranked)
         parts, counts = [], []
         for first, last in ranges(snapshot.offsets, DOCUMENTS_AT_ONCE):
             starts = snapshot.offsets[first : last + 1]
-            rows = unpack(self.store.vectors(snapshot.numbers[starts[0] : starts[-1]], ranked))
-            centres = centres_of(rows, starts[:-1] - starts[0])
+            centres = centres_of(self.ranking_rows(slice(starts[0], starts[-1])), starts[:-1] - starts[0])
             parts.append(centres.rows)
             counts.append(centres.counts)
         vectors, biases = (

@@ -90,9 +90,11 @@ def open_asi(workplace: Workplace, folder: RunFolder, settings: Mapping[str, Any
     each = float(index.store.meta.docid_bytes)
     if config.index.vectors:
         each += row_shape(model).whole
-        centres = searcher.current_view().centres if searcher.looks_at_centres else None
-        if centres is not None:
-            each += centres.vectors.numel() * centres.vectors.element_size() / len(workplace.keys)
+        view = searcher.current_view()
+        if searcher.looks_at_centres and (centres := view.centres) is not None:
+            each += centres.vectors.nbytes / len(workplace.keys)
+        if searcher.looks_at_codes and (codes := view.code_vectors) is not None:
+            each += codes.vectors.nbytes / len(workplace.keys)
     batch = workplace.pairs(workplace.texts.pairs, config.train.batch).batch
     return Built(searcher, trained, training_of(folder, batch), each, docids, index.close)
 
