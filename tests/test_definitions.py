@@ -438,6 +438,14 @@ def asi_beam(workplace, build):
     assert build.keywords == {"of": "asi", "settings": {"mode": "beam"}}
 
 
+def asi_by_docids(workplace, build):
+    assert build.keywords == {"of": "asi", "settings": {"centre_share": 0.0}}
+
+
+def asi_random_by_docids(workplace, build):
+    assert build.keywords == {"of": "asi-random-docids", "settings": {"centre_share": 0.0}}
+
+
 def asi_exact(workplace, build):
     assert build.keywords["settings"]["candidates"] > len(workplace.keys)
 
@@ -447,7 +455,7 @@ DEFINED = {
     for check in (
         bm25, doct5query, repbert, sentence_t5, dpr, simcse, gtr, simcse_docid, dsi_atomic, dsi_semantic, dsi_qg, nci,
         dynamicretriever, ultron_url, ultron_pq, ultron_atomic, se_dsi, seal, minder, gere, genret,
-        asi_random_docids, asi_docids, asi_paper, asi_beam, asi_exact,
+        asi_random_docids, asi_docids, asi_paper, asi_beam, asi_by_docids, asi_random_by_docids, asi_exact,
     )
 } | {name: asi_variant(name) for name in ASI}  # fmt: skip
 

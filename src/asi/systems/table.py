@@ -56,6 +56,14 @@ def asi(name: str, differs: str, overrides: Sequence[str] = (), base: str = "sma
     return System(name, "learned docids and ranking", "this project's paper", differs, True, build)
 
 
+def by_docids(name: str, of: str) -> System:
+    return System(
+        name, "learned docids and ranking", "this project's paper",
+        f"the run of {of}, filled up by the docids' codes, not by the nearest buckets: docids choose what is ranked",
+        True, partial(build_searched, of=of, settings={"centre_share": 0.0}), trains=False,
+    )  # fmt: skip
+
+
 def at_once(*sources: str) -> tuple[Stage, ...]:
     return (Stage(1.0, sources),)
 
@@ -81,6 +89,7 @@ ROWS = (
         "the run of asi, searched as in the paper: the buckets of 10 generated docids and no others", True,
         partial(build_searched, of="asi", settings={"mode": "beam"}), trains=False,
     ),
+    by_docids("asi-by-docids", "asi"),
     System(
         "asi-exact", "ranking without docids", "this project's paper",
         "the run of asi, its ranking over the whole corpus: what the docids cost", True,
@@ -208,6 +217,7 @@ ROWS = (
         "vectors, what the decoder does is seen in docid-level recall",
         VARIANTS["random-docids"],
     ),
+    by_docids("asi-random-by-docids", "asi-random-docids"),
     asi("asi-docids", "32 codes and nothing else: no decoder, no vectors, one-pass search", base="docids"),
 )  # fmt: skip
 BY_NAME = {system.name: system for system in ROWS}
