@@ -183,7 +183,7 @@ class Searcher:
         by_heads = logits.log_softmax(-1)
         if not self.looks_at_codes or (codes := view.code_vectors) is None:
             return by_heads
-        return by_heads + self.config.code_weight * codes.scores(F.normalize(query.x, dim=-1))
+        return by_heads + self.config.code_weight * codes.scores(query.direction)
 
     def near_docids(self, query: "PaddedQueries", by_codes: Tensor, view: View, count: int) -> "NearDocids":
         """`count` docids in use that are near to each query, if there are as many: by the centres of their buckets; if
@@ -191,7 +191,7 @@ class Searcher:
         at, by their codes alone."""
         if not self.looks_at_centres or (centres := view.centres) is None:
             return NearDocids(*stable_topk(by_codes, count))
-        x = F.normalize(query.x, dim=-1)
+        x = query.direction
         looked_at = max(count, int(self.config.centre_share * by_codes.size(1)))
         if looked_at >= by_codes.size(1):  # one matrix product for all is faster than picking
             return NearDocids(*stable_topk(centres.scores(x)[: len(by_codes)], count))
@@ -227,7 +227,7 @@ class Searcher:
     def rank_scores(self, candidates: Candidates, query: "PaddedQueries") -> NDArray[np.float32]:
         if self.config.ranking == "docid":
             return candidates.score
-        similarity = self.similarities(candidates, F.normalize(query.x, dim=-1).cpu().numpy())
+        similarity = self.similarities(candidates, query.direction.cpu().numpy())
         if query.tokens is not None and self.config.token_weight:
             similarity = similarity + np.float32(self.config.token_weight) * self.matches(candidates, similarity, query)
         if self.config.ranking == "vector":
@@ -269,6 +269,10 @@ class PaddedQueries(NamedTuple):
     @property
     def x(self) -> Tensor:
         return self.encoded.x  # (Q, D)
+
+    @property
+    def direction(self) -> Tensor:
+        return F.normalize(self.x, dim=-1)  # (Q, D) what documents, buckets and codes are compared with
 
 
 class NearDocids(NamedTuple):
