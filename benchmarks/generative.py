@@ -19,7 +19,7 @@ from asi.holdout import HeldOut
 from asi.run import Silence
 from asi.systems import sequences
 from asi.systems.table import BY_NAME
-from asi.systems.workplace import Workplace
+from asi.systems.workplace import Terms, Workplace
 
 SPLITS = ("dev", "dev_unseen")
 TRIED = {"BATCH", "LEARNING_RATE", "DROPOUT"}
@@ -35,10 +35,9 @@ def main() -> None:
     arguments = parser.parse_args()
     unchanged = dict(vars(sequences))
     for data in arguments.data:
-        workplace = Workplace(
-            HeldOut(open_dataset(data)), arguments.out / Path(data).name, arguments.minutes, encoder="all-MiniLM-L6-v2",
-            max_length=64, seed=0, device=choose_device(None), reporter=Silence(),
-        )  # fmt: skip
+        terms = Terms(arguments.minutes, encoder="all-MiniLM-L6-v2", max_length=64)
+        folder = arguments.out / Path(data).name
+        workplace = Workplace(HeldOut(open_dataset(data)), folder, terms, choose_device(None), Silence())
         for text in arguments.settings:
             name, _, changes = text.partition(":")
             values = {key: json.loads(value) for key, _, value in (word.partition("=") for word in changes.split())}

@@ -26,7 +26,7 @@ from asi.systems.identifiers import END, numbers_within
 from asi.systems.learned import BucketRetriever
 from asi.systems.ngrams import Ngrams, document_scores, weight_of
 from asi.systems.table import BY_NAME, ROWS
-from asi.systems.workplace import Training, Workplace
+from asi.systems.workplace import Terms, Training, Workplace
 
 DOCUMENTS = [
     {"_id": "north/red", "title": "red house", "text": "a house stands. the house is red."},
@@ -49,10 +49,8 @@ def workplace(encoder_folder, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     save_folder(out / "generator", lambda beside: None, {"parameters": 7, "minutes": 2.0, "steps": 3, "pairs": 9})
-    made = Workplace(
-        open_dataset(str(data)), out, 0.01, encoder=str(encoder_folder), max_length=16, seed=0,
-        device=torch.device("cpu"), reporter=Silence(),
-    )  # fmt: skip
+    terms = Terms(0.01, str(encoder_folder), max_length=16)
+    made = Workplace(open_dataset(str(data)), out, terms, torch.device("cpu"), Silence())
     made.pseudo_queries = [[query] for query in PSEUDO]
     return made
 

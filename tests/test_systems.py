@@ -28,15 +28,13 @@ from asi.systems.steps import UntilTheEnd
 from asi.systems.table import BY_NAME, ROWS, chosen_systems
 from asi.systems.windows import LENGTH, TextView
 from asi.systems.words import COPYING, WordCodes
-from asi.systems.workplace import Workplace, random_spans, rarest_terms
+from asi.systems.workplace import Terms, Workplace, random_spans, rarest_terms
 
 
 @pytest.fixture
 def workplace(beir, encoder_folder, tmp_path):
-    return Workplace(
-        open_dataset(str(beir)), tmp_path / "compare", 0.01, encoder=str(encoder_folder), max_length=16, seed=0,
-        device=torch.device("cpu"), reporter=Silence(),
-    )  # fmt: skip
+    terms = Terms(0.01, str(encoder_folder), max_length=16)
+    return Workplace(open_dataset(str(beir)), tmp_path / "compare", terms, torch.device("cpu"), Silence())
 
 
 @pytest.mark.parametrize("name", ["dpr", "dsi-semantic", "seal", "genret"])
@@ -413,14 +411,16 @@ def test_all_systems_in_one_table(beir, encoder_folder, tmp_path):
     assert page["settings"]["minutes"] == 0.005
 
 
-def test_every_mechanism_reads_with_a_t5(beir, tmp_path):
+def test_every_mechanism_reads_with_a_t5_two_at_a_time(beir, tmp_path):
     encoder = tmp_path / "t5"
     write_t5(encoder)
     systems = ["asi", "doct5query", "dpr", "dsi-semantic", "ultron-url", "seal", "genret"]
     done = asi("compare", beir, "--systems", ",".join(systems), "--minutes", 0.02, "--encoder", encoder,
-               "--max-length", 16, "--out", "out", cwd=tmp_path)  # fmt: skip
+               "--max-length", 16, "--jobs", 2, "--out", "out", cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "failed" not in done.stderr
+    assert done.stderr.index("doct5query: measuring took") < done.stderr.index("ultron-url, system")  # it needs that
+    assert "2 systems at a time, each with" in (tmp_path / "out" / "report.md").read_text()
     rows = json.loads((tmp_path / "out" / "report.json").read_text())["tables"]["test: All systems"]
     assert {row["system"]: row["R@10"] > 0 for row in rows} == dict.fromkeys(systems, True)
 
@@ -439,6 +439,7 @@ def test_a_system_that_fails_does_not_stop_the_others(beir, encoder_folder, tmp_
     [
         (["--systems", "nothing"], "unknown system 'nothing'"),
         (["--minutes", "0"], "--minutes must be positive"),
+        (["--jobs", "0"], "--jobs must be at least 1"),
         (["--split", "nothing", "--systems", "bm25"], "nothing"),
         (["--encoder", "no/such", "--systems", "dpr"], "no/such"),
     ],

@@ -26,3 +26,8 @@ class CheckpointError(AsiError): ...
 
 
 class Interrupted(AsiError): ...
+
+
+def one_line(error: Exception) -> str:
+    """What went wrong, for a table or a message; with the kind of an error that was not meant for a person."""
+    return str(error) if isinstance(error, AsiError) else f"{type(error).__name__}: {error}"

@@ -1,11 +1,15 @@
-"""Files and folders that are replaced whole: written beside, then renamed."""
+"""Files and folders that are replaced whole: written beside, then renamed. A lock for what processes make together."""
 
+import fcntl
 import os
 import shutil
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 A_RENAME = 0.2  # seconds: far more than a process needs from one rename to the next
+LOCK_POLL = 0.1  # seconds
 
 
 def sync(path: Path) -> None:
@@ -57,3 +61,18 @@ def restore(folder: Path) -> None:
     time.sleep(A_RENAME)  # perhaps the process lives
     if not folder.exists():
         predecessor(folder).rename(folder)
+
+
+@contextmanager
+def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """One process at a time gets in; the others call `waiting` now and then. No lock outlives its process."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                waiting()
+                time.sleep(LOCK_POLL)
+        yield

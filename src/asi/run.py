@@ -4,7 +4,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,6 +38,7 @@ class Reporter(Protocol):
     def step(self, report: StepReport) -> None: ...
     def message(self, text: str) -> None: ...
     def warning(self, text: str) -> None: ...
+    def lane(self, label: str) -> AbstractContextManager["Reporter"]: ...  # for one of several things at a time
 
 
 class Silence:
@@ -48,6 +49,9 @@ class Silence:
     def step(self, report: StepReport) -> None: ...
     def message(self, text: str) -> None: ...
     def warning(self, text: str) -> None: ...
+
+    def lane(self, label: str) -> AbstractContextManager[Reporter]:
+        return nullcontext(self)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -26,37 +27,30 @@ from asi.training import StepReport
 LINE_EVERY = 15.0  # seconds between lines where no bar can be drawn
 
 
-class ScreenReporter:
-    """A progress bar on a terminal, a line now and then elsewhere."""
+class Lane:
+    """A progress bar on a terminal, a line now and then elsewhere, for one thing at a time."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True, highlight=False)
-        self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=self.console,
-            disable=not self.console.is_terminal,
-        )  # fmt: skip
+    def __init__(self, console: Console, bar: Progress, label: str = "") -> None:
+        self.console = console
+        self.bar = bar
+        self.label = label
         self.task: TaskID | None = None
         self.name, self.total, self.begun, self.said = "", 0, time.monotonic(), 0.0
         self.losses, self.docids = "", ""
 
-    def __enter__(self) -> Self:
-        self.bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bar.stop()
-
     def stage(self, name: str, total: int) -> None:
-        if self.task is not None:  # one bar at a time: a long study would push the newest off the screen
-            self.bar.remove_task(self.task)
-            self.message(f"{self.name} took {time.monotonic() - self.begun:.0f} s")
+        self.end_stage()
+        name = f"{self.label}: {name}" if self.label else name
         self.task = self.bar.add_task(name, total=total or None, note="")
         self.name, self.total, self.begun, self.said = name, total, time.monotonic(), time.monotonic()
         self.losses, self.docids = "", ""
         self.line(f"{name}" + (f": {total}" if total else ""))
+
+    def end_stage(self) -> None:
+        if self.task is not None:  # one bar at a time: a long study would push the newest off the screen
+            self.bar.remove_task(self.task)
+            self.task = None
+            self.message(f"{self.name} took {time.monotonic() - self.begun:.0f} s")
 
     def advance(self, done: int, note: str = "") -> None:
         if self.task is not None:
@@ -83,6 +77,37 @@ class ScreenReporter:
     def line(self, text: str) -> None:
         if not self.console.is_terminal:
             self.console.print(escape(text), soft_wrap=True)
+
+    @contextmanager
+    def lane(self, label: str) -> Iterator["Lane"]:
+        """A bar beside this one."""
+        beside = Lane(self.console, self.bar, label)
+        try:
+            yield beside
+        finally:
+            beside.end_stage()
+
+
+class ScreenReporter(Lane):
+    """What the progress of a command is told to; within `with` it is drawn."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        console = console or Console(stderr=True, highlight=False)
+        bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console,
+            disable=not console.is_terminal,
+        )  # fmt: skip
+        super().__init__(console, bar)
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
 
 
 def short_health(health: DocidHealth) -> str:

@@ -4,27 +4,33 @@ import datetime
 import gc
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from asi.analysis.fingerprint import data_fingerprint
 from asi.analysis.pages import Cell, Page, Section, Table
-from asi.errors import AsiError, ConfigError, Interrupted
+from asi.analysis.side_by_side import Task, side_by_side, threads_of
+from asi.datasets import Dataset
+from asi.errors import AsiError, ConfigError, Interrupted, one_line
 from asi.evaluation import DEPTH, QUERIES_PER_CALL, Run, answer_all, calls_of, evaluate_documents, judged_queries
 from asi.folders import write_atomically
 from asi.metrics import Buckets, Report, docid_health, docid_scores, perplexity, reciprocal_ranks, relevant_keys
 from asi.records import Qrel, Query
+from asi.run import Reporter
 from asi.significance import holm, randomisation_test
-from asi.systems.table import ROWS, System
-from asi.systems.workplace import WHOLE_TEXT, Built, DocidLevel, Workplace
+from asi.systems.table import BY_NAME, ROWS, System
+from asi.systems.workplace import WHOLE_TEXT, Built, DocidLevel, Terms, Workplace
 from asi.trec import write_trec_run
 
 OURS = "asi"
 ASKED_ALONE = 50  # queries, to measure the time of a single one
+FORMER_TERMS = {"jobs": 1}  # of comparisons that were begun when there was no choice
 TRAINED_QUERIES = 200  # of the training, that are asked to see what was learnt by heart
 COLUMNS = (
     "system", "docid R@1", "docid R@5", "docid R@10", "expected R@10", "R@1", "R@5", "R@10", "MRR@10", "p against asi",
@@ -72,14 +78,11 @@ def open_comparison(workplace: Workplace, splits: Sequence[str], *, resume: bool
     settings = {
         "data": workplace.dataset.name,
         "texts": data_fingerprint(workplace.texts, workplace.dataset, splits),
-        "minutes": workplace.minutes,
-        "seed": workplace.seed,
-        "encoder": workplace.encoder_name,
-        "max_length": workplace.max_length,
+        **asdict(workplace.terms),
         "splits": list(splits),
     }
     if file.exists():
-        if json.loads(file.read_text(encoding="utf-8")) != settings:
+        if FORMER_TERMS | json.loads(file.read_text(encoding="utf-8")) != settings:
             raise ConfigError(f"{workplace.out} holds a comparison with other settings or data; choose another --out")
         if not resume:
             raise ConfigError(f"{workplace.out} holds a comparison already; continue it with --resume")
@@ -96,27 +99,86 @@ def compare(systems: Sequence[System], workplace: Workplace, splits: Sequence[st
     found = {system.name: Measured.load(measures_file(workplace, system)) for system in ROWS}  # of earlier calls too
     measured = {name: own for name, own in found.items() if own is not None}
     to_do = [system for system in systems if system.name not in measured]
+    progress = Progress(to_do, len(systems) - len(to_do), workplace)
     failed: dict[str, str] = {}
-    overheads: list[float] = []
-    for number, system in enumerate(to_do):
-        left = f"about {minutes_left(to_do[number:], workplace.minutes, overheads):.0f} min left"
-        place = len(systems) - len(to_do) + number + 1
-        workplace.reporter.message(f"{system.name}, system {place} of {len(systems)}, {left}")
-        started = time.monotonic()
-        try:
-            measured[system.name] = run_system(system, workplace, splits)
-            measured[system.name].save(measures_file(workplace, system))
-        except Interrupted:
-            raise
-        except Exception as error:  # one system's failure must not cost the others
-            failed[system.name] = str(error) if isinstance(error, AsiError) else f"{type(error).__name__}: {error}"
-            workplace.reporter.warning(f"{system.name} failed: {failed[system.name]}")
-        overheads.append((time.monotonic() - started) / 60 - (workplace.minutes if system.trains else 0))
-        gc.collect()  # a system's model and index go before the next one's come
+    run_all = one_by_one if workplace.terms.jobs == 1 else in_processes
+    for name, error in run_all(to_do, workplace, splits, progress):
+        progress.end(name)
+        own = Measured.load(measures_file(workplace, BY_NAME[name]))
+        if error is None and own is not None:
+            measured[name] = own
+        else:
+            failed[name] = error or "its measures can't be read back"
+            workplace.reporter.warning(f"{name} failed: {failed[name]}")
     if not measured:
         raise AsiError(f"no system could be run; the last one said: {next(reversed(failed.values()))}")
     shown = [system for system in ROWS if system.name in measured]
     return comparison_page(shown, measured, failed, workplace, splits).write(workplace.out)
+
+
+class Progress:
+    """Says which system begins, and how long all that are left will take."""
+
+    def __init__(self, to_do: Sequence[System], done: int, workplace: Workplace) -> None:
+        self.left = {system.name: system for system in to_do}
+        self.begun: dict[str, float] = {}  # monotonic time
+        self.in_all = done + len(to_do)
+        self.done = done
+        self.overheads: list[float] = []  # minutes beside training, of the systems that have ended
+        self.workplace = workplace
+
+    def begin(self, name: str) -> None:
+        terms = self.workplace.terms
+        left = minutes_left(list(self.left.values()), terms.minutes, self.overheads) / terms.jobs
+        self.begun[name] = time.monotonic()
+        place = self.done + len(self.begun)
+        self.workplace.reporter.message(f"{name}, system {place} of {self.in_all}, about {left:.0f} min left")
+
+    def end(self, name: str) -> None:
+        minutes = (time.monotonic() - self.begun[name]) / 60
+        self.overheads.append(minutes - (self.workplace.terms.minutes if self.left.pop(name).trains else 0))
+
+
+def one_by_one(
+    systems: Sequence[System], workplace: Workplace, splits: Sequence[str], progress: Progress
+) -> Iterator[tuple[str, str | None]]:
+    """Run the systems; the name of each as it ends, and what went wrong."""
+    for system in systems:
+        progress.begin(system.name)
+        try:
+            run_and_keep(system, workplace, splits)
+            yield system.name, None
+        except Interrupted:
+            raise
+        except Exception as error:  # one system's failure must not cost the others
+            yield system.name, one_line(error)
+        gc.collect()  # a system's model and index go before the next one's come
+
+
+def in_processes(
+    systems: Sequence[System], workplace: Workplace, splits: Sequence[str], progress: Progress
+) -> Iterator[tuple[str, str | None]]:
+    """The same, several at a time."""
+    own = (workplace.dataset, workplace.out, workplace.terms, workplace.device)
+    tasks = [Task(one.name, partial(run_elsewhere, one.name, own, tuple(splits)), one.after) for one in systems]
+    return side_by_side(
+        tasks, workplace.terms.jobs, workplace.reporter, workplace.stopping, lambda task: progress.begin(task.name)
+    )
+
+
+def run_elsewhere(
+    name: str,
+    place: tuple[Dataset, Path, Terms, torch.device],
+    splits: Sequence[str],
+    reporter: Reporter,
+    stopping: Callable[[], bool],
+) -> None:
+    """In a process that has nothing yet."""
+    run_and_keep(BY_NAME[name], Workplace(*place, reporter, stopping), splits)
+
+
+def run_and_keep(system: System, workplace: Workplace, splits: Sequence[str]) -> None:
+    run_system(system, workplace, splits).save(measures_file(workplace, system))
 
 
 def measures_file(workplace: Workplace, system: System) -> Path:
@@ -217,18 +279,27 @@ def comparison_page(
     workplace: Workplace,
     splits: Sequence[str],
 ) -> Page:
+    terms = workplace.terms
+    side = (
+        "One system at a time."
+        if terms.jobs == 1
+        else (
+            f"{terms.jobs} systems at a time, each with {threads_of(terms.jobs)} of the processor's threads, also when "
+            "its milliseconds are measured."
+        )
+    )
     introduction = [
         f"`{workplace.dataset.name}`, {datetime.date.today()}: {len(workplace.keys):,} documents, of which "
-        f"{len(np.unique(workplace.texts.pairs[:, 1])):,} have training queries. Encoder {workplace.encoder_name}, "
-        f"frozen for all; {workplace.minutes:g} minutes of training each, what the encoder makes of texts and the "
-        f"pseudo queries not counted; seed {workplace.seed}.",
+        f"{len(np.unique(workplace.texts.pairs[:, 1])):,} have training queries. Encoder {terms.encoder}, "
+        f"frozen for all; {terms.minutes:g} minutes of training each, what the encoder makes of texts and the "
+        f"pseudo queries not counted; seed {terms.seed}. {side}",
         f"The {len(workplace.keys) - len(workplace.known):,} documents of test_unseen (and of other splits so named) "
         "have no training query and are new when training has ended: a system that can't take new documents can't find "
         "them. All others may be learnt, from their texts and pseudo queries too. "
         "p: paired randomisation test over the queries on MRR@10 against asi, Holm's correction for all systems in "
         "the table; it says nothing about other seeds. Docid-level recall is easier the more documents share a docid "
         "(D/ID).",
-        f"The encoder reads the first {workplace.max_length} tokens of a text. From all of it come the words of BM25 "
+        f"The encoder reads the first {terms.max_length} tokens of a text. From all of it come the words of BM25 "
         f"and DocT5Query, the spans and terms that some are trained on besides, and the sentences of GERE; the n-grams "
         f"of SEAL and MINDER come from its first {WHOLE_TEXT} tokens. Bytes are those of codes (one or two each), "
         "vectors, postings or n-grams; texts and trees are not counted.",

@@ -210,6 +210,7 @@ def compare_command(
     encoder: Annotated[str, typer.Option(help="the encoder of all systems: a folder or a name")] = "all-MiniLM-L6-v2",
     max_length: Annotated[int, typer.Option(help="tokens of a text; the rest is cut off")] = 64,
     seed: Annotated[int, typer.Option(help="of everything random")] = 0,
+    jobs: Annotated[int, typer.Option(help="systems at a time; they share the processor's cores")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="go on with a comparison that was stopped")] = False,
     skip_bad: SkipBad = False,
     device: Device = None,
@@ -220,19 +221,15 @@ def compare_command(
     from asi.distributed import choose_device
     from asi.screen import ScreenReporter
     from asi.systems.table import chosen_systems
-    from asi.systems.workplace import Workplace
+    from asi.systems.workplace import Terms, Workplace
 
-    if not 0 < minutes < float("inf"):
-        raise AsiError(f"--minutes must be positive, got {minutes}")
+    terms = Terms(minutes, encoder, max_length, seed, jobs)
     chosen = chosen_systems(names)
     bad = bad_records(skip_bad)
     with ScreenReporter() as reporter, stop_signals() as stopping:
         dataset = open_dataset(data, bad)
         splits = split or splits_to_measure(dataset)
-        workplace = Workplace(
-            dataset, out, minutes, encoder=encoder, max_length=max_length, seed=seed, device=choose_device(device),
-            reporter=reporter, stopping=stopping,
-        )  # fmt: skip
+        workplace = Workplace(dataset, out, terms, choose_device(device), reporter, stopping)
         open_comparison(workplace, splits, resume=resume)
         page = compare(chosen, workplace, splits)
     report_skipped(bad)

@@ -119,7 +119,7 @@ class GenRetObjective(PlainObjective):
     def batches(self, codes: int) -> TrainingPairs:
         """Batches of documents that have so many codes in common."""
         groups = np.unique(self.model.codes[:, :codes].cpu().numpy(), axis=0, return_inverse=True)[1].ravel()
-        return GroupedPairs(self.all_pairs, self.workplace.seed, self.batch, groups)
+        return GroupedPairs(self.all_pairs, self.workplace.terms.seed, self.batch, groups)
 
     def course(self, step: int, steps: int) -> tuple[int, int]:
         return part_of_run(step, steps, [*(SHARE * (i + 1) for i in range(POSITIONS)), 1.0])
@@ -143,10 +143,10 @@ class GenRetObjective(PlainObjective):
         if part.position == POSITIONS:
             self.number(known)
         elif part.has_codebook:
-            drawn = np.random.default_rng(self.workplace.seed).permutation(known)[:SAMPLE]
+            drawn = np.random.default_rng(self.workplace.terms.seed).permutation(known)[:SAMPLE]
             states = [self.model.norm(own[:, part.position]) for own in self.document_states(drawn)]
             around = centred(torch.cat(states).cpu().numpy(), self.model.codes[drawn, : part.position].cpu().numpy())
-            centres = torch.from_numpy(cluster_centres(around, CODES, self.workplace.seed))
+            centres = torch.from_numpy(cluster_centres(around, CODES, self.workplace.terms.seed))
             book = self.model.outputs[part.position]
             # A state has the length sqrt(d): so the logits are those of cosines at the temperature of the contrast.
             book[: len(centres)] = (centres / (book.size(1) * TEMPERATURE)).to(book.device)

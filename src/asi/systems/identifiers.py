@@ -51,14 +51,14 @@ def padded(sequences: Sequence[Sequence[int]]) -> Rows:
 def atomic(workplace: Workplace) -> Identifiers:
     """One code for each known document, in random order."""
     known = workplace.known
-    codes = np.random.default_rng(workplace.seed).permutation(len(known))
+    codes = np.random.default_rng(workplace.terms.seed).permutation(len(known))
     return Identifiers(codes[:, None], known, len(known), shared=True, ends=False)
 
 
 def numbers(workplace: Workplace) -> Identifiers:
     """The digits of an arbitrary number (DSI's naive strings)."""
     known = workplace.known
-    order = np.random.default_rng(workplace.seed).permutation(len(known))
+    order = np.random.default_rng(workplace.terms.seed).permutation(len(known))
     return Identifiers(padded([[int(digit) + 1 for digit in str(number)] for number in order]), known, 11, shared=True)
 
 
@@ -71,7 +71,7 @@ def semantic(workplace: Workplace, k: int, leaf: int, *, shared: bool) -> Identi
     is_known = np.zeros(len(vectors), dtype=bool)
     is_known[workplace.known] = True
     paths: list[list[int]] = [[] for _ in vectors]
-    grow(vectors, is_known, np.arange(len(vectors)), paths, k, leaf, workplace.seed)
+    grow(vectors, is_known, np.arange(len(vectors)), paths, k, leaf, workplace.terms.seed)
     codes = padded([[digit + 1 for digit in path] for path in paths])
     return Identifiers(codes, np.arange(len(vectors)), k + 1, shared)
 

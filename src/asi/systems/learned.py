@@ -39,7 +39,7 @@ class WithoutMessages:
 
     def __init__(self, reporter: Reporter) -> None:
         self.stage, self.advance, self.step = reporter.stage, reporter.advance, reporter.step
-        self.warning = reporter.warning
+        self.warning, self.lane = reporter.warning, reporter.lane
 
     def message(self, text: str) -> None: ...
 
@@ -47,10 +47,10 @@ class WithoutMessages:
 def build_asi(workplace: Workplace, name: str, base: str, overrides: Sequence[str]) -> Built:
     """Train ASI as `asi train` does, with what the encoder made of the texts taken from the common cache."""
     settings = [
-        f"model.encoder={workplace.encoder_name}",
-        f"model.max_length={workplace.max_length}",
-        f"train.minutes={workplace.minutes}",
-        f"train.seed={workplace.seed}",
+        f"model.encoder={workplace.terms.encoder}",
+        f"model.max_length={workplace.terms.max_length}",
+        f"train.minutes={workplace.terms.minutes}",
+        f"train.seed={workplace.terms.seed}",
     ]
     config = with_overrides(preset(base), [*settings, *overrides])
     workplace.features(workplace.texts.queries)  # the minutes are for training alone, as for all systems

@@ -76,7 +76,7 @@ def bm25_negatives(workplace: Workplace, sources: Sequence[Sequence[str]]) -> ND
     if len(sources) > 1:
         pseudo = workplace.source("pseudo")
         answers |= {len(sources[0]) + text: {row} for text, row in pseudo.pairs.tolist()}
-    draw = np.random.default_rng(workplace.seed)
+    draw = np.random.default_rng(workplace.terms.seed)
     negatives = draw.choice(workplace.known, size=len(texts))
     workplace.reporter.stage("looking for hard negatives", len(texts))
     for i, text in enumerate(texts):

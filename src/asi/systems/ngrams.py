@@ -65,7 +65,7 @@ def ngram_objective(
     reading = workplace.reading(SOURCES)
     tokens = reading.features.tokens
     codes = np.split(words.of_piece[tokens.ids], tokens.offsets[1:-1])
-    rows, windows = training_ngrams(codes, reading.all_pairs, views, workplace.seed)
+    rows, windows = training_ngrams(codes, reading.all_pairs, views, workplace.terms.seed)
     batch = batch_of(windows, decoder.V, ends=True)
     drawn = workplace.pairs(np.stack([rows, np.arange(len(rows))], axis=1), batch)
     return SequenceObjective(

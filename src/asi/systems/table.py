@@ -18,6 +18,7 @@ from asi.systems.workplace import Built, Workplace
 
 SAME_ENCODER = "the comparison's encoder, frozen"
 AS_OURS = "a trained residual layer on its vectors of one length, with ASI's dropout and weight decay"
+PSEUDO_QUERIES_OF = "doct5query"  # which has nothing to train but their generator
 A_WRITER = "a small decoder that starts from the encoder's word vectors and can copy"
 
 
@@ -30,17 +31,23 @@ class System:
     takes_new: bool  # finds documents that come after the training, without being trained again
     build: Callable[[Workplace], Built]
     trains: bool = True  # anything of its own
+    after: tuple[str, ...] = ()  # systems whose run or pseudo queries it uses: if compared too, they come first
 
 
 def dense(name: str, paper: str, differs: str, settings: DenseSettings) -> System:
     build = partial(build_dense, name=name, settings=settings)
-    return System(name, "dense, exact search", paper, f"{SAME_ENCODER}, with {AS_OURS}; {differs}", True, build)
+    after = (PSEUDO_QUERIES_OF,) if settings.pseudo_queries else ()
+    return System(
+        name, "dense, exact search", paper, f"{SAME_ENCODER}, with {AS_OURS}; {differs}", True, build, after=after
+    )
 
 
 def sequence(
     name: str, paper: str, differs: str, takes_new: bool, settings: SequenceSettings, decoder: str = "a small decoder"
 ) -> System:
     build = partial(build_sequences, name=name, settings=settings)
+    reads_pseudo = any("pseudo" in stage.sources for stage in settings.stages)
+    named_by_pseudo = settings.identifiers is identifiers.descriptions
     return System(
         name,
         "generative, docids made before",
@@ -48,6 +55,7 @@ def sequence(
         f"{SAME_ENCODER}, and {decoder}; {differs}",
         takes_new,
         build,
+        after=(PSEUDO_QUERIES_OF,) if reads_pseudo or named_by_pseudo else (),
     )
 
 
@@ -60,7 +68,7 @@ def by_docids(name: str, of: str) -> System:
     return System(
         name, "learned docids and ranking", "this project's paper",
         f"the run of {of}, filled up by the docids' codes, not by the nearest buckets: docids choose what is ranked",
-        True, partial(build_searched, of=of, settings={"centre_share": 0.0}), trains=False,
+        True, partial(build_searched, of=of, settings={"centre_share": 0.0}), trains=False, after=(of,),
     )  # fmt: skip
 
 
@@ -87,13 +95,13 @@ ROWS = (
     System(
         "asi-beam", "learned docids and ranking", "this project's paper",
         "the run of asi, searched as in the paper: the buckets of 10 generated docids and no others", True,
-        partial(build_searched, of="asi", settings={"mode": "beam"}), trains=False,
+        partial(build_searched, of="asi", settings={"mode": "beam"}), trains=False, after=("asi",),
     ),
     by_docids("asi-by-docids", "asi"),
     System(
         "asi-exact", "ranking without docids", "this project's paper",
         "the run of asi, its ranking over the whole corpus: what the docids cost", True,
-        partial(build_searched, of="asi", settings={"candidates": 10**9}), trains=False,
+        partial(build_searched, of="asi", settings={"candidates": 10**9}), trains=False, after=("asi",),
     ),
     asi(
         "asi-paper",
@@ -133,6 +141,7 @@ ROWS = (
         "simcse-docid", "dense over ASI's docids", "this project's paper",
         "the docids of asi; its SimCSE is that of this table", True,
         partial(build_simcse_docid, asi="asi", dense="simcse", settings=SIMCSE), trains=False,
+        after=("asi", "simcse"),
     ),
     sequence(
         "dsi-atomic", "Tay et al. 2022", "each document once beside all queries, not 32 to one", False,
@@ -192,8 +201,7 @@ ROWS = (
     ),
     System(
         "minder", "generative, n-grams", "Li et al. 2023", "as seal, with titles; pseudo queries by our own generator",
-        True,
-        partial(build_ngrams, name="minder", kinds=("title", "body", "pseudo")),
+        True, partial(build_ngrams, name="minder", kinds=("title", "body", "pseudo")), after=(PSEUDO_QUERIES_OF,),
     ),
     sequence(
         "gere", "Chen et al. 2022", "title and sentence number are one sequence; the best ranks the document", True,
@@ -205,7 +213,7 @@ ROWS = (
         "genret", "learned docids, generative", "Sun et al. 2023",
         f"{SAME_ENCODER}, and a small decoder; 3 codes of 256; cosines with a temperature in the contrast, clusters of "
         "any size; the reconstruction teaches the codebook alone; beam 20", True,
-        partial(build_genret, name="genret"),
+        partial(build_genret, name="genret"), after=(PSEUDO_QUERIES_OF,),
     ),
     *(
         asi(f"asi-{name}", "asi-paper with this change", (*AS_IN_THE_PAPER, *VARIANTS[name]))

@@ -25,6 +25,7 @@ from asi.encoder import TextTokeniser, TokenisedTexts
 from asi.errors import ConfigError, Interrupted
 from asi.expansion import generator_training, pseudo_queries_file, queries_by_document
 from asi.features import Features, JoinedStates, compute_features
+from asi.folders import locked
 from asi.generator import GeneratorConfig
 from asi.memory import keep_freed_memory
 from asi.model import Asi, Encoded
@@ -103,16 +104,29 @@ class Reading(NamedTuple):
         return np.concatenate([self.pairs(name) for name in self.sources])
 
 
+@dataclass(frozen=True)
+class Terms:
+    """The equal terms of a comparison."""
+
+    minutes: float  # of training, for every system that is trained
+    encoder: str
+    max_length: int  # tokens of a text that the encoder reads
+    seed: int = 0
+    jobs: int = 1  # systems at a time; each has its share of the processor's cores
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minutes < float("inf"):
+            raise ConfigError(f"--minutes must be positive, got {self.minutes}")
+        if self.jobs < 1:
+            raise ConfigError(f"--jobs must be at least 1, got {self.jobs}")
+
+
 class Workplace:
     def __init__(
         self,
         dataset: Dataset,
         out: Path,
-        minutes: float,
-        *,
-        encoder: str,
-        max_length: int,
-        seed: int,
+        terms: Terms,
         device: torch.device,
         reporter: Reporter,
         stopping: Callable[[], bool] = lambda: False,
@@ -120,10 +134,7 @@ class Workplace:
         keep_freed_memory()
         self.dataset = dataset
         self.out = out
-        self.minutes = minutes
-        self.encoder_name = encoder
-        self.max_length = max_length
-        self.seed = seed
+        self.terms = terms
         self.device = device
         self.reporter = reporter
         self.stopping = stopping
@@ -141,7 +152,7 @@ class Workplace:
 
     @cached_property
     def pretrained(self) -> tuple[Asi, TextTokeniser]:
-        return load_pretrained(self.encoder_name, self.max_length, self.device)
+        return load_pretrained(self.terms.encoder, self.terms.max_length, self.device)
 
     @property
     def encoder(self) -> Asi:
@@ -175,14 +186,21 @@ class Workplace:
     def advance(self, done: int, _: int = 0) -> None:
         """Tell how far something is, and leave it if the comparison is to stop."""
         self.reporter.advance(done)
+        self.leave_if_stopping()
+
+    def leave_if_stopping(self) -> None:
         if self.stopping():
-            raise Interrupted(f"what is finished is kept in {self.out}; go on with --resume")
+            raise self.interrupted()
+
+    def interrupted(self) -> Interrupted:
+        return Interrupted(f"what is finished is kept in {self.out}; go on with --resume")
 
     def features(self, texts: Sequence[str]) -> Features:
         """What the encoder makes of texts, token states included; computed once for all systems."""
         tokens = self.tokenise(texts)
-        self.reporter.stage("encoding", len(tokens))
-        return compute_features(self.encoder, tokens, keep_states=True, cache=self.cache, progress=self.advance)
+        with locked(self.cache / "encoding.lock", self.leave_if_stopping):
+            self.reporter.stage("encoding", len(tokens))
+            return compute_features(self.encoder, tokens, keep_states=True, cache=self.cache, progress=self.advance)
 
     @cached_property
     def documents(self) -> Features:
@@ -199,11 +217,12 @@ class Workplace:
     @cached_property
     def pseudo_queries(self) -> list[list[str]]:
         """Sampled queries of every document, from a generator that is trained on the pairs once for all systems."""
-        file = pseudo_queries_file(
-            self.dataset, self.out, generator_training(self.seed, minutes=self.minutes), PSEUDO_QUERIES, self.device,
-            self.reporter, self.stopping, self.cache,
-            GeneratorConfig(encoder=self.encoder_name, max_length=self.max_length),
-        )  # fmt: skip
+        with locked(self.cache / "generator.lock", self.leave_if_stopping):
+            file = pseudo_queries_file(
+                self.dataset, self.out, generator_training(self.terms.seed, minutes=self.terms.minutes), PSEUDO_QUERIES,
+                self.device, self.reporter, self.stopping, self.cache,
+                GeneratorConfig(encoder=self.terms.encoder, max_length=self.terms.max_length),
+            )  # fmt: skip
         found = queries_by_document(open_dataset(str(file)))
         return [found.get(key, []) for key in self.keys]
 
@@ -219,7 +238,7 @@ class Workplace:
         makers: dict[str, Callable[[], list[list[str]]]] = {
             "pseudo": lambda: [self.pseudo_queries[row] for row in self.known],
             "documents": lambda: [[text] for text in self.known_contents],
-            "spans": lambda: random_spans(self.known_contents, self.seed),
+            "spans": lambda: random_spans(self.known_contents, self.terms.seed),
             "terms": lambda: [[text] for text in rarest_terms(self.known_contents)],
         }
         if name == "queries":
@@ -246,11 +265,11 @@ class Workplace:
 
     def new_model(self, make: Callable[[], Model]) -> Model:
         """A model whose random start depends on the comparison's seed alone, not on what ran before."""
-        torch.manual_seed(self.seed)
+        torch.manual_seed(self.terms.seed)
         return make().to(self.device)
 
     def pairs(self, pairs: NDArray[np.int64], batch: int) -> TrainingPairs:
-        return TrainingPairs(pairs, self.seed, batch)
+        return TrainingPairs(pairs, self.terms.seed, batch)
 
     def train(self, name: str, objective: Objective, codes: NDArray[np.int64] | None = None) -> Training:
         """Train for the comparison's minutes, not counting what all systems share. Finished weights are read instead,
@@ -267,7 +286,7 @@ class Workplace:
         shutil.rmtree(run.path, ignore_errors=True)
         run.path.mkdir(parents=True)
         config = TrainConfig(
-            minutes=self.minutes, batch=objective.pairs.batch, chunk=objective.pairs.batch, checkpoint_every=10**9
+            minutes=self.terms.minutes, batch=objective.pairs.batch, chunk=objective.pairs.batch, checkpoint_every=10**9
         )
         trainer = Trainer(objective, config, Processes(0, 1, self.device))
         self.reporter.stage("measuring the speed", 0)
@@ -276,7 +295,7 @@ class Workplace:
         started = time.monotonic()
 
         if not fit(trainer, steps, run, self.reporter.step, self.stopping):
-            raise Interrupted(f"what is finished is kept in {self.out}; run the same command with --resume to go on")
+            raise self.interrupted()
         weights = {name: weight.detach().contiguous() for name, weight in objective.model.state_dict().items()}
         training = Training((time.monotonic() - started) / 60, steps, steps * objective.pairs.batch)
         manifest = training._asdict() | {"docids": docids}
