@@ -152,7 +152,8 @@ def continued_along(
 
 
 def stable_topk(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row, descending; among equals the lower index first, which `topk` does not promise."""
+    """The k largest of each row, descending; among equals the lower index first, which `topk` does not promise. If not
+    all equals of the smallest fit in, which of them do is its choice."""
     k = min(k, values.size(1))
     top, index = values.topk(k, dim=1)
     index, order = index.sort(dim=1, stable=True)

@@ -4,6 +4,7 @@ What a view holds is computed when it is first asked for, and shared by all sear
 Letters: N documents, U docids in use, C centres of their buckets, m docid length, D width.
 """
 
+import math
 from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple
@@ -73,7 +74,7 @@ class View:
         config, snapshot = self.model.config, self.snapshot
         if not self.store.meta.width or config.m * config.V > LARGEST_TABLE:
             return None
-        stride = len(snapshot.numbers) // DOCUMENTS_AT_ONCE + 1
+        stride = max(1, math.ceil(len(snapshot.numbers) / DOCUMENTS_AT_ONCE))
         chosen = np.arange(0, len(snapshot.numbers), stride)
         codes = snapshot.codes[np.searchsorted(snapshot.offsets, chosen, side="right") - 1]
         found = fit_code_vectors(codes, self.ranking_rows(chosen), config.V)
