@@ -18,7 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 
 from asi.metrics import DocidHealth
 from asi.records import Document, Hit
@@ -94,9 +94,10 @@ class ScreenReporter(Lane):
     def __init__(self, console: Console | None = None) -> None:
         console = console or Console(stderr=True, highlight=False)
         bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console,
-            disable=not console.is_terminal,
+            TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("left"), TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", table_column=Column(ratio=1, no_wrap=True)),  # what room is left
+            console=console, disable=not console.is_terminal, expand=True,
         )  # fmt: skip
         super().__init__(console, bar)
 
