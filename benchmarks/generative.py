@@ -12,7 +12,7 @@ import json
 import shutil
 from pathlib import Path
 
-from asi.analysis.comparison import Measured, run_system
+from asi.analysis.system_measures import Measured, run_system
 from asi.datasets import open_dataset
 from asi.distributed import choose_device
 from asi.holdout import HeldOut
