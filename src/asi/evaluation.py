@@ -113,19 +113,20 @@ def evaluate_searchers(
         encoded = next(iter(searchers.values())).encode([query.text for query in part])
         own.append(next(iter(searchers.values())).head_docids(encoded))
         for name, searcher in searchers.items():
-            found[name] += searcher.docids(encoded, DEPTH)
-            ranked[name].append(searcher.count_ranked(encoded, k))
+            docids, counts = searcher.docids_and_ranked(encoded, DEPTH, k)
+            found[name] += docids
+            ranked[name].append(counts)
     acc = share_of_equal_docids(np.concatenate(own), docid_map.docids, relevant)
-    for name, docids in found.items():
-        scores = docid_scores(docid_map.buckets, docids, relevant)
-        counts = np.concatenate(ranked[name])
+    for name, own_docids in found.items():
+        scores = docid_scores(docid_map.buckets, own_docids, relevant)
+        in_all = np.concatenate(ranked[name])
         reports[name] = replace(
             reports[name].with_docids(scores, docid_map.health, acc),
-            ranked={"mean": float(counts.mean()), "most": float(counts.max())},
+            ranked={"mean": float(in_all.mean()), "most": float(in_all.max())},
         )
         if judge is not None:
             texts = [query.text for query in judged_queries(queries, qrels)]
-            quality = quality_of_docids(judge, texts, docids, docid_map)
+            quality = quality_of_docids(judge, texts, own_docids, docid_map)
             reports[name] = replace(reports[name], quality=quality._asdict())
     return reports, runs
 

@@ -116,21 +116,21 @@ class Searcher:
 
     def docids(self, queries: "EncodedQueries", count: int) -> list[list[Docid]]:
         """The best `count` docids for each query in this mode, also those that no document has (in `beam`)."""
-        answers: list[list[Docid]] = [[] for rows, _ in queries for _ in rows]
-        view = self.current_view()
-        for rows, query in queries if len(view.snapshot.codes) else ():
-            found = self.find_docids(query, view, count)
-            for row, codes, scores in zip(rows, found.codes, found.scores, strict=True):
-                answers[row] = [tuple(docid) for docid in codes[np.isfinite(scores)][:count].tolist()]
-        return answers
+        return self.docids_and_ranked(queries, count, count)[0]
 
-    def count_ranked(self, queries: "EncodedQueries", k: int) -> NDArray[np.int64]:
-        """How many documents are ranked for each query (n,) to find k."""
-        found = np.zeros(sum(len(rows) for rows, _ in queries), dtype=np.int64)
+    def docids_and_ranked(
+        self, queries: "EncodedQueries", count: int, k: int
+    ) -> tuple[list[list[Docid]], NDArray[np.int64]]:
+        """The best `count` docids for each query, and how many documents are ranked for it (n,) to find k."""
+        docids: list[list[Docid]] = [[] for rows, _ in queries for _ in rows]
+        ranked = np.zeros(len(docids), dtype=np.int64)
         view = self.current_view()
         for rows, query in queries if len(view.snapshot.codes) else ():
-            found[rows] = np.bincount(self.find_candidates(query, view, k).query, minlength=len(rows))
-        return found
+            found = self.find_docids(query, view, max(count, self.candidates(view, k)))
+            for row, codes, scores in zip(rows, found.codes, found.scores, strict=True):
+                docids[row] = [tuple(docid) for docid in codes[np.isfinite(scores)][:count].tolist()]
+            ranked[rows] = np.bincount(self.candidates_of(found, view, k).query, minlength=len(rows))
+        return docids, ranked
 
     def head_docids(self, queries: "EncodedQueries") -> NDArray[np.int64]:
         """The docids (n, m) that the heads give the queries themselves: their "pseudo query ids"."""
@@ -200,9 +200,8 @@ class Searcher:
         scores, order = stable_topk(nearness, count)
         return NearDocids(scores, rows.gather(1, order))
 
-    def find_candidates(self, query: "PaddedQueries", view: View, k: int) -> Candidates:
-        count = self.candidates(view, k)
-        return candidates_of(self.find_docids(query, view, count), view.snapshot, count, k, self.config.bucket_cap)
+    def candidates_of(self, docids: Docids, view: View, k: int) -> Candidates:
+        return candidates_of(docids, view.snapshot, self.candidates(view, k), k, self.config.bucket_cap)
 
     def answer(self, query: "PaddedQueries", k: int) -> list[list[tuple[Hit, Document]]]:
         """Ranked hits; started over if a document that was found has been replaced or deleted meanwhile."""
@@ -210,7 +209,7 @@ class Searcher:
             view = self.current_view()
             if not len(view.snapshot.codes):
                 return [[] for _ in range(query.real)]
-            candidates = self.find_candidates(query, view, k)
+            candidates = self.candidates_of(self.find_docids(query, view, self.candidates(view, k)), view, k)
             scores = self.rank_scores(candidates, query)
             chosen = best_of_each_query(candidates, scores, k, self.config.bucket_cap, query.real)
             documents = self.store.documents(candidates.number[chosen])
