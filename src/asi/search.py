@@ -48,6 +48,13 @@ class Docids(NamedTuple):
     scores: NDArray[np.float32]  # (Q, K); -inf where there are fewer than K
     codes: NDArray[np.int64]  # (Q, K, m)
 
+    def best(self, count: int) -> list[list[Docid]]:
+        """The first `count` of each query."""
+        return [
+            [tuple(docid) for docid in codes[np.isfinite(scores)][:count].tolist()]
+            for codes, scores in zip(self.codes, self.scores, strict=True)
+        ]
+
 
 class Candidates(NamedTuple):
     """Documents of the docids' buckets, all queries in one flat list, in the order of the docids."""
@@ -116,7 +123,12 @@ class Searcher:
 
     def docids(self, queries: "EncodedQueries", count: int) -> list[list[Docid]]:
         """The best `count` docids for each query in this mode, also those that no document has (in `beam`)."""
-        return self.docids_and_ranked(queries, count, count)[0]
+        answers: list[list[Docid]] = [[] for rows, _ in queries for _ in rows]
+        view = self.current_view()
+        for rows, query in queries if len(view.snapshot.codes) else ():
+            for row, own in zip(rows, self.find_docids(query, view, count).best(count), strict=True):
+                answers[row] = own
+        return answers
 
     def docids_and_ranked(
         self, queries: "EncodedQueries", count: int, k: int
@@ -127,8 +139,8 @@ class Searcher:
         view = self.current_view()
         for rows, query in queries if len(view.snapshot.codes) else ():
             found = self.find_docids(query, view, max(count, self.candidates(view, k)))
-            for row, codes, scores in zip(rows, found.codes, found.scores, strict=True):
-                docids[row] = [tuple(docid) for docid in codes[np.isfinite(scores)][:count].tolist()]
+            for row, own in zip(rows, found.best(count), strict=True):
+                docids[row] = own
             ranked[rows] = np.bincount(self.candidates_of(found, view, k).query, minlength=len(rows))
         return docids, ranked
 
