@@ -13,9 +13,11 @@ import shutil
 from pathlib import Path
 
 from asi.analysis.system_measures import Measured, run_system
+from asi.config import ModelConfig
 from asi.datasets import open_dataset
 from asi.distributed import choose_device
 from asi.holdout import HeldOut
+from asi.lengths import suited_length
 from asi.run import Silence
 from asi.systems import sequences
 from asi.systems.table import BY_NAME
@@ -35,9 +37,11 @@ def main() -> None:
     arguments = parser.parse_args()
     unchanged = dict(vars(sequences))
     for data in arguments.data:
-        terms = Terms(arguments.minutes, encoder="all-MiniLM-L6-v2", max_length=64)
+        dataset = HeldOut(open_dataset(data))
+        encoder = ModelConfig.encoder
+        terms = Terms(arguments.minutes, encoder, suited_length(encoder, dataset.corpus))
         folder = arguments.out / Path(data).name
-        workplace = Workplace(HeldOut(open_dataset(data)), folder, terms, choose_device(None), Silence())
+        workplace = Workplace(dataset, folder, terms, choose_device(None), Silence())
         for text in arguments.settings:
             name, _, changes = text.partition(":")
             values = {key: json.loads(value) for key, _, value in (word.partition("=") for word in changes.split())}

@@ -25,13 +25,14 @@ from kept import keep, origin
 from asi.analysis.fingerprint import data_fingerprint
 from asi.batches import training_texts
 from asi.checkpoint import FORMAT_VERSION, RunFolder
-from asi.config import Config, preset, to_dict, with_overrides
+from asi.config import Config, ModelConfig, preset, to_dict, with_overrides
 from asi.datasets import Dataset, measured_splits, open_dataset
 from asi.evaluation import Run, evaluate_documents
 from asi.features import compute_features
 from asi.folders import write_atomically
 from asi.index import Index
 from asi.indexing import assign
+from asi.lengths import suited_length
 from asi.metrics import Report, as_json, from_json, reciprocal_ranks
 from asi.run import RunState, check_same_run, train
 from asi.significance import randomisation_test
@@ -52,6 +53,7 @@ class Data:
     dataset: Dataset
     splits: list[str]
     fingerprint: str
+    max_length: int
 
     @classmethod
     def open(cls, data: str) -> "Data":
@@ -59,7 +61,9 @@ class Data:
         splits = measured_splits(dataset)
         if not splits:
             raise SystemExit(f"{data} has no test split")
-        return cls(Path(data).name, dataset, splits, data_fingerprint(training_texts(dataset), dataset, splits))
+        texts = training_texts(dataset)
+        fingerprint = data_fingerprint(texts, dataset, splits)
+        return cls(Path(data).name, dataset, splits, fingerprint, suited_length(ModelConfig.encoder, texts.documents))
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ def measured_system(name: str, data: Data, out: Path, minutes: float, seed: int,
         return measured_bm25(data)
     base = preset("docids") if name == "docids" else with_overrides(Config(), DENSE if name == "dense" else ())
     length = f"train.minutes={minutes}" if steps is None else f"train.steps={steps}"
-    config = with_overrides(base, [length, f"train.seed={seed}"])
+    config = with_overrides(base, [length, f"train.seed={seed}", f"model.max_length={data.max_length}"])
     folder = out / data.name / f"{name}-{minutes:g}-{seed}"
     kept = folder.with_name(f"{folder.name}.json")
     wanted = {"data": data.fingerprint, "settings": to_dict(config), "format": FORMAT_VERSION}

@@ -24,7 +24,9 @@ def asi(*arguments, cwd):
 @pytest.fixture
 def decoder():
     torch.manual_seed(0)
-    return CopyDecoder(GeneratorConfig(width=16, heads=2), 8, np.array([2, 3, 5, 7]), pieces=11).eval()
+    return CopyDecoder(
+        GeneratorConfig("", max_length=16, width=16, heads=2), 8, np.array([2, 3, 5, 7]), pieces=11
+    ).eval()
 
 
 def distribution(decoder, hidden, states, mask, source):

@@ -13,7 +13,7 @@ LAYERS = [
     "records errors arrays folders memory precision texts",
     "config metrics significance losses quantiser t5 beam rows trec database snapshot",
     "encoder corpora store",
-    "model datasets",
+    "model datasets lengths",
     "features batches checkpoint distributed holdout ranking",
     "centres code_vectors matching pretrained training",
     "objective indexing judges",

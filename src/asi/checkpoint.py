@@ -211,5 +211,6 @@ def load_model(folder: Path, device: torch.device) -> LoadedModel:
         encoder = Encoder(EncoderShape(**manifest["encoder"]), config.model.frozen_layers, config.model.precision)
         model = Asi(encoder, config.model)
     model.load_state_dict(load_file(folder / "weights.safetensors", device=str(device)), assign=True)
+    assert config.model.max_length is not None, "a model is saved with the length that it reads"
     tokenise = load_tokeniser_file(folder / "tokenizer.json", config.model.max_length, manifest["pad"])
     return LoadedModel(model.eval().requires_grad_(False), tokenise, config, fingerprint(manifest))

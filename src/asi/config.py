@@ -29,7 +29,8 @@ def require(condition: bool, message: str) -> None:
 class ModelConfig:
     encoder: str = "all-MiniLM-L6-v2"  # a local folder, the installed default or a name on the Hugging Face hub
     pooling: str = "mean"  # x is the mean of the token states, or the state of [CLS]
-    max_length: int = 64  # tokens of a query or a document; the rest is cut off
+    max_length: int | None = None  # tokens of a query or a document; the rest is cut off. By default 64, or 256 if more
+    # than a fifth of the documents are longer than 64
     frozen_layers: int | None = None  # lower encoder layers that are never trained, by default all; their output is
     # computed once and reused
     precision: str = "auto"  # of the frozen layers' products: bfloat16 where the hardware has it, else float32
@@ -54,7 +55,10 @@ class ModelConfig:
             self.precision in PRECISIONS,
             f"model.precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}",
         )
-        require(self.max_length >= 8, f"model.max_length must be at least 8, got {self.max_length}")
+        require(
+            self.max_length is None or self.max_length >= 8,
+            f"model.max_length must be at least 8, got {self.max_length}",
+        )
         require((self.frozen_layers or 0) >= 0, f"model.frozen_layers must not be negative, got {self.frozen_layers}")
         require(self.adapter >= 0, f"model.adapter must not be negative, got {self.adapter}")
         require(self.head_adapter >= 0, f"model.head_adapter must not be negative, got {self.head_adapter}")
@@ -233,6 +237,7 @@ PRESETS: dict[str, Config] = {
         model=ModelConfig(
             encoder="gaunernst/bert-L6-H768-uncased",
             pooling="cls",
+            max_length=64,
             frozen_layers=0,
             adapter=0,
             m=4,

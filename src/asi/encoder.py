@@ -308,6 +308,7 @@ class TextTokeniser:
         self.tokeniser = tokeniser
         self.tokeniser.no_padding()
         self.tokeniser.enable_truncation(max_length)
+        self.max_length = max_length
         self.pad = pad
 
     def __call__(self, texts: Sequence[str]) -> TokenisedTexts:

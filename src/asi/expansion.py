@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from asi.batches import contents, training_texts
+from asi.batches import TrainingTexts, contents, training_texts
 from asi.checkpoint import read_manifest
-from asi.config import TrainConfig
+from asi.config import ModelConfig, TrainConfig
 from asi.datasets import Dataset
 from asi.errors import ConfigError, Interrupted
 from asi.folders import write_atomically
 from asi.generator import KIND, GeneratorConfig, Progress, TrainedGenerator, load_generator, origin_of, train_generator
+from asi.lengths import suited_length
 from asi.records import Document
 from asi.run import Reporter
 
@@ -180,7 +181,8 @@ def pseudo_queries_file(
     data set's pairs; what is there already is not made again."""
     file, place = folder / f"pseudo-queries-{count}.jsonl", folder / "generator"
     if file.exists():
-        wanted = origin_of(training_texts(dataset), dataset.name, config or GeneratorConfig(), train)
+        texts = training_texts(dataset)
+        wanted = origin_of(texts, dataset.name, config or suited_config(texts), train)
         if read_manifest(place).get("origin") != wanted:
             raise ConfigError(f"{file} was made from other data or with other settings; choose another --out")
         return file
@@ -207,6 +209,11 @@ def with_queries(documents: Sequence[Document], queries: Mapping[str, Sequence[s
     ]
 
 
+def suited_config(texts: TrainingTexts) -> GeneratorConfig:
+    encoder = ModelConfig.encoder
+    return GeneratorConfig(encoder, suited_length(encoder, texts.documents))
+
+
 def generator_training(seed: int, *, steps: int | None = None, minutes: float | None = None) -> TrainConfig:
     return TrainConfig(steps=steps, minutes=minutes, batch=64, chunk=64, lr=1e-3, seed=seed, checkpoint_every=200)
 
@@ -225,7 +232,7 @@ def train_on_pairs(
     texts = training_texts(dataset)
     reporter.stage("encoding documents", len(np.unique(texts.pairs[:, 1])))
     return train_generator(
-        texts, dataset.name, folder, config or GeneratorConfig(), train, device=device, listener=reporter.step,
+        texts, dataset.name, folder, config or suited_config(texts), train, device=device, listener=reporter.step,
         announce=partial(reporter.stage, "training a query generator"), stopping=stopping, cache=cache,
         progress=lambda done, _: reporter.advance(done),
     )  # fmt: skip

@@ -10,7 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class GeneratorConfig:
-    encoder: str = "all-MiniLM-L6-v2"
-    max_length: int = 64  # tokens of a document
+    encoder: str
+    max_length: int  # tokens of a document
     width: int = 256
     layers: int = 2
     heads: int = 4
@@ -335,7 +335,7 @@ def save_generator(
 
 def load_generator(folder: Path, device: torch.device) -> TrainedGenerator:
     manifest = read_manifest(folder)
-    config = GeneratorConfig(**{name: manifest[name] for name in asdict(GeneratorConfig())})
+    config = GeneratorConfig(**{f.name: manifest[f.name] for f in fields(GeneratorConfig)})
     weights = load_file(folder / "decoder.safetensors")
     encoder, tokenise = load_pretrained(config.encoder, config.max_length, device)
     vocabulary = weights["vocabulary"].numpy()

@@ -22,6 +22,7 @@ from asi.errors import CheckpointError, ConfigError, Interrupted
 from asi.features import Features, compute_features
 from asi.folders import write_atomically
 from asi.indexing import CorpusFeatures, build_store
+from asi.lengths import suited_length
 from asi.matching import start_matcher
 from asi.memory import keep_freed_memory
 from asi.metrics import collapse_warning
@@ -86,6 +87,7 @@ class RunState:
 class Prepared:
     """Everything that training starts from."""
 
+    config: Config  # with the length of texts that suits the data, if none was given
     texts: TrainingTexts
     queries: Features
     documents: Features
@@ -176,7 +178,7 @@ def train(
                 f"the state is saved in {folder.checkpoints}; continue with --resume (asi study: run it again)"
             )
         if processes.is_main:
-            finish(folder, state.config, prepared, reporter)
+            finish(folder, prepared, reporter)
     return folder
 
 
@@ -199,9 +201,13 @@ def prepare(
     reporter.stage("reading", 0)
     texts = training_texts(dataset)
     source = find_encoder(config.model.encoder)
+    if (max_length := config.model.max_length) is None:
+        max_length = suited_length(config.model.encoder, texts.documents)
+        config = replace(config, model=replace(config.model, max_length=max_length))
+        reporter.message(f"the first {max_length} tokens of a text are read")
     torch.manual_seed(config.train.seed)
     model = Asi(load_encoder(source, config.model.frozen_layers, config.model.precision), config.model).to(device)
-    tokenise = load_tokeniser(source, config.model.max_length)
+    tokenise = load_tokeniser(source, max_length)
     features = {}
     for name, items, keep in (
         ("queries", texts.queries, True),
@@ -221,12 +227,12 @@ def prepare(
         reporter.message(f"only {possible} docids for {len(texts.documents)} documents; consider a larger model.m")
     objective = AsiObjective(model, features["queries"], features["documents"], pairs, config)
     trainer = Trainer(objective, train, processes)
-    return Prepared(texts, features["queries"], features["documents"], model, tokenise, trainer)
+    return Prepared(config, texts, features["queries"], features["documents"], model, tokenise, trainer)
 
 
-def finish(folder: RunFolder, config: Config, prepared: Prepared, reporter: Reporter) -> None:
+def finish(folder: RunFolder, prepared: Prepared, reporter: Reporter) -> None:
     """Save the model, index the corpus with what is computed already, and clear up."""
-    save_model(folder.model, prepared.model, prepared.tokenise, config)
+    save_model(folder.model, prepared.model, prepared.tokenise, prepared.config)
     loaded = load_model(folder.model, prepared.model.device)
     reporter.stage("indexing", len(prepared.texts.documents))
     done = 0

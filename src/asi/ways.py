@@ -81,7 +81,7 @@ def evaluate_baselines(
     documents = [stored.document for stored in opened.store.stored_documents()]
     model = opened.loaded.model
     config = model.config
-    embed = pretrained_embedding(config.encoder, config.max_length, model.device, config.pooling)
+    embed = pretrained_embedding(config.encoder, opened.loaded.tokenise.max_length, model.device, config.pooling)
     vectors = embed([document.content for document in documents], cache)
     systems: dict[str, Retriever] = {
         "bm25": LexicalRetriever(documents),

@@ -13,6 +13,7 @@ from asi.distributed import choose_device
 from asi.evaluation import evaluate_documents
 from asi.expansion import DEFAULT_STEPS, generator_training, pseudo_queries_file, queries_by_document, with_queries
 from asi.generator import GeneratorConfig
+from asi.lengths import suited_length
 from asi.metrics import Report
 from asi.records import Document
 from asi.run import check_same_run
@@ -30,11 +31,11 @@ def expansion_section(bench: Bench) -> Section:
     """Train a generator and two runs of the default settings; BM25 with and without the pseudo queries beside them."""
     dataset, splits, config = bench.dataset, bench.splits, bench.config
     check_same_run(bench.run_folder(EXPANSION_RUNS[0]), config, dataset.name)
-    documents = list(dataset.documents())
+    documents, encoder = list(dataset.documents()), config.model.encoder
     file = pseudo_queries_file(
         dataset, bench.out, generator_training(config.train.seed, steps=DEFAULT_STEPS), QUERIES_PER_DOCUMENT,
         choose_device(bench.device), bench.reporter, bench.stopping, bench.cache,
-        GeneratorConfig(encoder=config.model.encoder, max_length=config.model.max_length),
+        GeneratorConfig(encoder, config.model.max_length or suited_length(encoder, documents)),
     )  # fmt: skip
     expanded = WithMorePairs(dataset, str(file))
     pseudo = queries_by_document(expanded.more)

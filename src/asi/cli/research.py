@@ -208,7 +208,9 @@ def compare_command(
     minutes: Annotated[float, typer.Option(help="of training, for every system that is trained")] = 10.0,
     split: Annotated[list[str] | None, typer.Option(help="split to measure; default: all test splits")] = None,
     encoder: Annotated[str, typer.Option(help="the encoder of all systems: a folder or a name")] = "all-MiniLM-L6-v2",
-    max_length: Annotated[int, typer.Option(help="tokens of a text; the rest is cut off")] = 64,
+    max_length: Annotated[
+        int | None, typer.Option(help="tokens of a text that are read; default: 64, or 256 if many are longer")
+    ] = None,
     seed: Annotated[int, typer.Option(help="of everything random")] = 0,
     jobs: Annotated[int, typer.Option(help="systems at a time; they share the processor's cores")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="go on with a comparison that was stopped")] = False,
@@ -219,16 +221,18 @@ def compare_command(
     from asi.analysis.comparison import compare, open_comparison
     from asi.datasets import open_dataset
     from asi.distributed import choose_device
+    from asi.lengths import suited_length
     from asi.screen import ScreenReporter
     from asi.systems.table import chosen_systems
     from asi.systems.workplace import Terms, Workplace
 
-    terms = Terms(minutes, encoder, max_length, seed, jobs)
     chosen = chosen_systems(names)
     bad = bad_records(skip_bad)
     with ScreenReporter() as reporter, stop_signals() as stopping:
         dataset = open_dataset(data, bad)
         splits = split or splits_to_measure(dataset)
+        max_length = max_length or suited_length(encoder, list(dataset.documents()))
+        terms = Terms(minutes, encoder, max_length, seed, jobs)
         workplace = Workplace(dataset, out, terms, choose_device(device), reporter, stopping)
         open_comparison(workplace, splits, resume=resume)
         page = compare(chosen, workplace, splits)

@@ -221,7 +221,7 @@ class Workplace:
             file = pseudo_queries_file(
                 self.dataset, self.out, generator_training(self.terms.seed, minutes=self.terms.minutes), PSEUDO_QUERIES,
                 self.device, self.reporter, self.stopping, self.cache,
-                GeneratorConfig(encoder=self.terms.encoder, max_length=self.terms.max_length),
+                GeneratorConfig(self.terms.encoder, self.terms.max_length),
             )  # fmt: skip
         found = queries_by_document(open_dataset(str(file)))
         return [found.get(key, []) for key in self.keys]
