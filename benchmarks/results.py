@@ -53,7 +53,7 @@ class Data:
     dataset: Dataset
     splits: list[str]
     fingerprint: str
-    max_length: int
+    settings: tuple[str, ...]  # that a run would choose itself for these documents
 
     @classmethod
     def open(cls, data: str) -> "Data":
@@ -63,7 +63,9 @@ class Data:
             raise SystemExit(f"{data} has no test split")
         texts = training_texts(dataset)
         fingerprint = data_fingerprint(texts, dataset, splits)
-        return cls(Path(data).name, dataset, splits, fingerprint, suited_length(ModelConfig.encoder, texts.documents))
+        model = ModelConfig(max_length=suited_length(ModelConfig.encoder, texts.documents))
+        settings = (f"model.max_length={model.max_length}", f"model.kept_tokens={model.tokens_of_document}")
+        return cls(Path(data).name, dataset, splits, fingerprint, settings)
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def measured_system(name: str, data: Data, out: Path, minutes: float, seed: int,
         return measured_bm25(data)
     base = preset("docids") if name == "docids" else with_overrides(Config(), DENSE if name == "dense" else ())
     length = f"train.minutes={minutes}" if steps is None else f"train.steps={steps}"
-    config = with_overrides(base, [length, f"train.seed={seed}", f"model.max_length={data.max_length}"])
+    config = with_overrides(base, [length, f"train.seed={seed}", *data.settings])
     folder = out / data.name / f"{name}-{minutes:g}-{seed}"
     kept = folder.with_name(f"{folder.name}.json")
     wanted = {"data": data.fingerprint, "settings": to_dict(config), "format": FORMAT_VERSION}

@@ -25,7 +25,7 @@ from asi.features import compute_features
 from asi.model import Asi
 from asi.objective import AsiObjective, feature_dropout
 from asi.run import Silence, train
-from asi.training import Trainer, decay_of_residual, lr_share
+from asi.training import Trainer, lr_share, planned_steps, residual_group
 
 ASI = [sys.executable, "-c", "from asi.cli import main; main()"]
 
@@ -140,6 +140,22 @@ def test_rehearsal_leaves_no_trace(toy_config, beir, encoder_folder):
     assert not trainer.optimizer.state_dict()["state"]
 
 
+@pytest.mark.parametrize(
+    ("spent", "steps", "warned"),
+    [(0, 590, False), (300, 290, False), (500, 200, True), (3000, 200, True)],  # of 600 seconds; a step takes one
+)
+def test_steps_have_a_third_of_the_minutes_however_long_encoding_took(
+    toy_config, beir, encoder_folder, monkeypatch, spent, steps, warned
+):
+    trainer = build_trainer(toy_config, beir, encoder_folder, torch.float32)
+    monkeypatch.setattr(trainer, "rehearse", lambda budget: (1.0, 10.0))  # seconds of a step, and of what comes once
+    monkeypatch.setattr("asi.training.time.monotonic", lambda: 1000.0 + spent)
+    warnings = []
+    config = replace(toy_config.train, steps=None, minutes=10.0)
+    assert planned_steps(trainer, config, 1000.0, warnings.append) == steps
+    assert bool(warnings) == warned
+
+
 def test_learning_rate_warms_up_and_decays():
     shares = [lr_share(step, 100, 10) for step in range(100)]
     assert shares[:10] == pytest.approx([i / 10 for i in range(1, 11)])
@@ -147,8 +163,11 @@ def test_learning_rate_warms_up_and_decays():
     assert shares[-1] < 0.06
 
 
-def test_only_the_residual_layer_is_drawn_back_and_less_where_pairs_are_many(toy_config, beir, encoder_folder):
-    config = replace(toy_config, train=replace(toy_config.train, adapter_decay=4.0, adapter_lr=0.01, weight_decay=0.0))
+def test_only_the_residual_layer_is_drawn_back(toy_config, beir, encoder_folder):
+    decay = 4.0 * 126 / 10_000  # the toy corpus has 126 pairs
+    config = replace(
+        toy_config, train=replace(toy_config.train, adapter_decay=decay, adapter_lr=0.01, weight_decay=0.0)
+    )
     trainer = build_trainer(config, beir, encoder_folder)
     before = {name: weight.clone() for name, weight in trainer.weights().items()}
     for weight in trainer.objective.model.parameters():
@@ -157,8 +176,12 @@ def test_only_the_residual_layer_is_drawn_back_and_less_where_pairs_are_many(toy
     for name, weight in trainer.weights().items():
         share = 0.96 if name.startswith("adapter.") else 1.0
         torch.testing.assert_close(weight, share * before[name])
-    pairs = TrainingPairs(np.stack([np.arange(40_000)] * 2, axis=1), seed=0, batch=8, own=20_000)
-    assert decay_of_residual(4.0, pairs) == 2.0
+
+
+@pytest.mark.parametrize(("own", "decay"), [(20_000, 2.0), (10_000, 4.0), (1_000, 40.0), (9, 250.0)])
+def test_a_prior_is_worth_so_many_pairs_however_many_there_are(own, decay):
+    pairs = TrainingPairs(np.stack([np.arange(40_000)] * 2, axis=1), seed=0, batch=8, own=own)
+    assert residual_group([], 2e-3, 4.0, pairs).decay == decay  # 9 pairs: half of the weights go in a step
 
 
 # Whole runs -----------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class ModelConfig:
     decoder_width: int = 256
     decoder_heads: int = 4
     token_width: int = 64  # of the token vectors that candidates are ranked by, besides x; 0 for none
-    kept_tokens: int = 32  # of a document: its rarest ones
+    kept_tokens: int | None = None  # of a document: its rarest ones; by default 32, of longer texts than 64 tokens 64
     head_prior: bool = True  # the decoder's logits start from the heads' logits on the query
 
     def __post_init__(self) -> None:
@@ -63,7 +63,10 @@ class ModelConfig:
         require(self.adapter >= 0, f"model.adapter must not be negative, got {self.adapter}")
         require(self.head_adapter >= 0, f"model.head_adapter must not be negative, got {self.head_adapter}")
         require(self.token_width >= 0, f"model.token_width must not be negative, got {self.token_width}")
-        require(self.kept_tokens >= 1, f"model.kept_tokens must be at least 1, got {self.kept_tokens}")
+        require(
+            self.kept_tokens is None or self.kept_tokens >= 1,
+            f"model.kept_tokens must be at least 1, got {self.kept_tokens}",
+        )
         require(1 <= self.m <= 32, f"model.m must be from 1 to 32, got {self.m}")
         require(2 <= self.V <= 65536, f"model.V must be from 2 to 65536, got {self.V}")
         require(self.logit_scale > 0, f"model.logit_scale must be positive, got {self.logit_scale}")
@@ -72,6 +75,10 @@ class ModelConfig:
             self.decoder_width % self.decoder_heads == 0,
             f"model.decoder_width {self.decoder_width} must be a multiple of model.decoder_heads {self.decoder_heads}",
         )
+
+    @property
+    def tokens_of_document(self) -> int:
+        return self.kept_tokens or (32 if (self.max_length or 0) <= 64 else 64)
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,7 @@ class TrainConfig:
     lr: float = 2e-3  # of heads and decoder
     matcher_lr: float = 6e-3  # of the token matcher
     adapter_lr: float = 2e-3  # of the adapter on x, which the ranking vectors come from
-    adapter_decay: float = 5.0  # weight decay of it, up to 10,000 pairs; less with more (training.decay_of_residual)
+    adapter_decay: float = 5.0  # weight decay of it with 10,000 pairs; more with fewer (training.residual_group)
     encoder_lr: float = 2e-5  # for encoder layers that are not frozen
     weight_decay: float = 0.01  # of everything else
     warmup_steps: int = 50

@@ -89,7 +89,7 @@ class TokenMatcher(nn.Module):
 
     def __init__(self, width: int, vocabulary: int, config: ModelConfig) -> None:
         super().__init__()
-        self.kept = config.kept_tokens  # of a document
+        self.kept = config.tokens_of_document  # of a document
         self.width = min(config.token_width, width)
         self.projection = nn.Linear(width, self.width, bias=False)
         self.importance = nn.Parameter(torch.zeros(width))  # at first a token counts by its rarity alone

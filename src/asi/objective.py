@@ -23,7 +23,7 @@ from asi.matching import document_tokens, query_tokens
 from asi.metrics import DocidHealth, docid_health
 from asi.model import Asi, Encoded
 from asi.quantiser import SAMPLE, fit_quantiser
-from asi.training import ParameterGroup, decay_of_residual
+from asi.training import ParameterGroup, residual_group
 
 DOCUMENTS_AT_ONCE = 256
 TRAINED_TOKENS = 16  # of a query, that are matched in training: fewer than in search, because this is a step's cost
@@ -122,8 +122,7 @@ class AsiObjective:
             groups["matcher"] = ParameterGroup(list(self.model.matcher.parameters()), train.matcher_lr)
         if self.model.adapter is not None:
             parameters = list(self.model.adapter.parameters())
-            decay = decay_of_residual(train.adapter_decay, self.pairs)
-            groups["adapter"] = ParameterGroup(parameters, train.adapter_lr, decay)
+            groups["adapter"] = residual_group(parameters, train.adapter_lr, train.adapter_decay, self.pairs)
         return {name: group for name, group in groups.items() if group.parameters}
 
     def learns_docids(self, batch: Batch) -> bool:

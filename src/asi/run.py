@@ -164,7 +164,9 @@ def train(
         prepared = prepare(dataset, cache or folder.cache, state.config, chosen, processes, reporter, stopping)
         texts = prepared.texts
         state.check_texts(texts, path)
-        steps = state.steps or planned_steps(prepared.trainer, state.config.train, started if all_counts else None)
+        steps = state.steps or planned_steps(
+            prepared.trainer, state.config.train, started if all_counts else None, reporter.warning
+        )
         if processes.is_main and state.steps is None:
             more_pairs = len(texts.pairs) - texts.own
             RunState(state.config, state.data, steps, texts.fingerprint(), more_pairs).save(folder)

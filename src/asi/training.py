@@ -27,7 +27,9 @@ from asi.metrics import DocidHealth
 
 FINAL_LR_SHARE = 0.05  # of the peak, where the cosine ends
 DEFAULT_MINUTES = 10.0  # the length of a run for which none is given
-FEW_PAIRS = 10_000
+LEAST_SHARE = 1 / 3  # of a run's minutes that its steps have, however long what comes before them took
+DECAYED_PAIRS = 10_000  # that the weight decay of a residual layer is meant for
+MOST_DECAYED = 0.5  # of a weight, in one step
 # Steps of the run whose speed is measured, and of a part of it: what happens once, at the beginning of a twentieth,
 # does not count as an ordinary step.
 REHEARSED_RUN, REHEARSED_PART = 1020, 51
@@ -43,13 +45,13 @@ class ParameterGroup(NamedTuple):
     decay: float | None = None  # weight decay; default: that of the run
 
 
-def decay_of_residual(decay: float, pairs: TrainingPairs) -> float:
-    """Weight decay of a residual layer on a pretrained vector, which draws back to that vector.
+def residual_group(parameters: list[nn.Parameter], lr: float, decay: float, pairs: TrainingPairs) -> ParameterGroup:
+    """A residual layer on a pretrained vector, whose weight decay draws back to that vector.
 
-    Without it few pairs are learnt by heart in minutes. What is right for `FEW_PAIRS` is too much for more of them: a
-    prior counts as much as so many pairs, however many there are.
+    Without it few pairs are learnt by heart in minutes. What is right for `DECAYED_PAIRS` is too much for more of them
+    and too little for fewer: a prior counts as much as so many pairs, however many there are.
     """
-    return decay * min(1.0, FEW_PAIRS / pairs.own)
+    return ParameterGroup(parameters, lr, min(decay * DECAYED_PAIRS / pairs.own, MOST_DECAYED / lr))
 
 
 class Objective(Protocol):
@@ -339,7 +341,9 @@ def lr_share(step: int, steps: int, warmup: int) -> float:
     return FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * cosine
 
 
-def planned_steps(trainer: Trainer, config: TrainConfig, started: float | None) -> int:
+def planned_steps(
+    trainer: Trainer, config: TrainConfig, started: float | None, warn: Callable[[str], None] = lambda text: None
+) -> int:
     """The length of the run in steps; minutes count from `started`, a time.monotonic(), or are for the steps alone."""
     if config.steps is not None:
         return config.steps
@@ -347,7 +351,13 @@ def planned_steps(trainer: Trainer, config: TrainConfig, started: float | None) 
         return max(1, round(config.epochs * trainer.objective.pairs.steps_per_epoch))
     budget = (config.minutes or DEFAULT_MINUTES) * 60
     each, once = (trainer.processes.agree(seconds) for seconds in trainer.rehearse(budget))
-    left = budget - once - (time.monotonic() - started if started is not None else 0.0)
+    spent = time.monotonic() - started if started is not None else 0.0
+    left = max(budget - once - spent, LEAST_SHARE * budget)
+    if spent > (1 - LEAST_SHARE) * budget:
+        warn(
+            f"reading and encoding took {spent / 60:.1f} of the run's {budget / 60:g} minutes; "
+            f"it trains for {left / 60:.1f} more, so it takes longer than planned"
+        )
     return int(trainer.processes.agree(max(10, int(left / each))))
 
 

@@ -24,7 +24,7 @@ from asi.objective import feature_dropout
 from asi.records import Hit
 from asi.systems.lexical import bm25_negatives
 from asi.systems.workplace import Built, Workplace, parameters_of, require_faiss
-from asi.training import ParameterGroup, StagedObjective, decay_of_residual
+from asi.training import ParameterGroup, StagedObjective, residual_group
 
 BATCH = 1024
 LEARNING_RATE = 2e-3
@@ -107,8 +107,8 @@ class DenseObjective(StagedObjective):
         self.hard = hard  # (queries,) rows of documents
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
-        decay = decay_of_residual(TrainConfig().adapter_decay, self.stages[-1][1])
-        return {"towers": ParameterGroup(list(self.model.parameters()), LEARNING_RATE, decay)}
+        decay, pairs = TrainConfig().adapter_decay, self.stages[-1][1]
+        return {"towers": residual_group(list(self.model.parameters()), LEARNING_RATE, decay, pairs)}
 
     def pooled(self, texts: NDArray[np.float32], rows: NDArray[np.int64], kind: int, batch: Batch) -> Tensor:
         """The encoder's vectors, with the dropout that ASI's have."""
