@@ -4,8 +4,8 @@ python benchmarks/recipes.py --out FOLDER --data hpo --data pydoc --steps 400 \
     --recipe default --recipe "longer: model.m=3 loss.match=1"
 
 A recipe is a name and overrides of the default settings; `dense:` trains the ranking vectors alone, the bi-encoder to
-beat, and the word `more` among the overrides trains on pseudo queries too. Runs that are finished are not trained
-again; every row goes to FOLDER/recipes.jsonl too.
+beat, and the word `more` among the overrides trains on pseudo queries too. `--pairs 800` leaves so few to train on.
+Runs that are finished are not trained again; every row goes to FOLDER/recipes.jsonl too.
 """
 
 import argparse
@@ -78,6 +78,9 @@ def measure(index: Index, dataset: HeldOut, split: str, cache: Path) -> dict:
     vectors = assign(index.loaded.model, features).vectors
     exact = ExactRetriever([document.key for document in dataset.corpus], vectors, lambda _: x)
     documents("exact", exact.search(texts, 10))
+    asked = compute_features(index.loaded.model, index.loaded.tokenise(texts), keep_states=False).pooled
+    untrained = ExactRetriever([document.key for document in dataset.corpus], features.pooled, lambda _: asked)
+    documents("encoder", untrained.search(texts, 10))
     rows = unpack(index.store.vectors(snapshot.numbers, index.searcher.ranked))
     whole = x / np.linalg.norm(x, axis=1, keepdims=True) @ rows.vectors.T + rows.bias
     best = np.argsort(-whole, axis=1, kind="stable")[:, :10]
@@ -116,9 +119,10 @@ def main() -> None:
     parser.add_argument("--recipe", action="append", required=True)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pairs", type=int)
     arguments = parser.parse_args()
     for data in arguments.data:
-        dataset = HeldOut(open_dataset(data))
+        dataset = HeldOut(open_dataset(data), arguments.pairs)
         for recipe in arguments.recipe:
             name, _, overrides = recipe.partition(":")
             words = overrides.split()
@@ -126,7 +130,8 @@ def main() -> None:
             config = with_overrides(
                 Config(), [f"train.steps={arguments.steps}", f"train.seed={arguments.seed}", *settings]
             )
-            out, cache = arguments.out / Path(data).name, arguments.out / "cache"
+            few = f"-{arguments.pairs}" if arguments.pairs else ""
+            out, cache = arguments.out / f"{Path(data).name}{few}", arguments.out / "cache"
             folder = out / f"{name}-{arguments.steps}-{arguments.seed}"
             start = time.monotonic()
             trained_on = with_pseudo_queries(dataset, out, cache) if "more" in words else dataset
@@ -136,6 +141,7 @@ def main() -> None:
             with Index.load(folder, search=config.search) as index:
                 for split in ("dev", "dev_unseen"):
                     row = {"data": Path(data).name, "recipe": recipe, "steps": arguments.steps, "split": split}
+                    row |= {"pairs": arguments.pairs} if arguments.pairs else {}
                     row |= {"seconds": round(seconds)} | measure(index, dataset, split, cache)
                     print(json.dumps(row), flush=True)
                     with (arguments.out / "recipes.jsonl").open("a") as file:

@@ -189,11 +189,13 @@ def test_a_seq2seq_folder_writes_queries(encoder_folder, beir, tmp_path):
     assert len((tmp_path / "p.jsonl").read_text().splitlines()) > 48
 
 
-def test_held_out_queries_are_not_trained_on(beir):
-    held = HeldOut(open_dataset(str(beir)))
+@pytest.mark.parametrize("pairs", [None, 20])
+def test_held_out_queries_are_not_trained_on(beir, pairs):
+    held = HeldOut(open_dataset(str(beir)), pairs)
     parts = {split: held.judged(split) for split in held.splits}
     queries = {split: {query.key for query in part[0]} for split, part in parts.items()}
     documents = {split: {qrel.document for qrel in part[1]} for split, part in parts.items()}
+    assert pairs in (None, len(parts["train"][1]))
     assert not queries["train"] & (queries["dev"] | queries["dev_unseen"])
     assert documents["dev"] <= documents["train"]
     assert documents["dev_unseen"]

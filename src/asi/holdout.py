@@ -16,14 +16,20 @@ class HeldOut:
     """A data set with the splits `train`, `dev` and `dev_unseen` (no training pairs left), all out of its `train`.
 
     A `dev` of its own is kept. What is held out for a document is the query that shares the smallest part of its words
-    with it: the others are often found by any means.
+    with it: the others are often found by any means. With `pairs` only so many are left to train on.
     """
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: Dataset, pairs: int | None = None) -> None:
         self.dataset = dataset
         self.corpus = list(dataset.documents())
         self.queries, qrels = dataset.judged("train")
-        self.qrels = held_out(self.corpus, self.queries, qrels, draw_dev="dev" not in dataset.splits)
+        has_dev = "dev" in dataset.splits
+        self.qrels = held_out(self.corpus, self.queries, qrels, draw_dev=not has_dev)
+        if has_dev:
+            queries, self.qrels["dev"] = dataset.judged("dev")
+            self.queries = list({query.key: query for query in [*self.queries, *queries]}.values())
+        if pairs is not None:
+            self.qrels = with_fewer_pairs(self.qrels, pairs)
 
     @property
     def name(self) -> str:
@@ -39,8 +45,6 @@ class HeldOut:
     def judged(self, split: str) -> tuple[list[Query], list[Qrel]]:
         if split not in self.splits:
             raise DataError(f"what is held out of {self.name} has no split {split!r}; it has {', '.join(self.splits)}")
-        if split == "dev" and "dev" in self.dataset.splits:
-            return self.dataset.judged("dev")
         wanted = {qrel.query for qrel in self.qrels[split]}
         return [query for query in self.queries if query.key in wanted], self.qrels[split]
 
@@ -72,3 +76,15 @@ def held_out(
         else:
             splits["train"] += own
     return splits
+
+
+def with_fewer_pairs(splits: dict[str, list[Qrel]], pairs: int) -> dict[str, list[Qrel]]:
+    """The same, drawn `pairs` of `train` alone; a document that has lost all of its pairs is a new one."""
+    kept = sorted(splits["train"], key=lambda qrel: chance("few pairs", qrel.query, qrel.document))[:pairs]
+    known = {qrel.document for qrel in kept}
+    asked = [*splits["dev"], *splits["dev_unseen"]]
+    return {
+        "train": kept,
+        "dev": [qrel for qrel in asked if qrel.document in known],
+        "dev_unseen": [qrel for qrel in asked if qrel.document not in known],
+    }
