@@ -54,3 +54,29 @@ def test_joined_states_are_looked_up_as_one_list():
     parts = [np.arange(6, dtype=np.float16).reshape(3, 2), np.empty((0, 2), np.float16), np.full((4, 2), 9, np.float16)]
     places = np.array([[0, 3], [6, 2], [5, 1]])
     assert np.array_equal(JoinedStates(parts)[places], np.concatenate(parts)[places])
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_states_of_some_tokens_are_looked_up_by_their_places_among_all(encoder_folder, tmp_path, cached):
+    model, tokens = model_and_tokens(encoder_folder, 2)
+    of_tokens = np.arange(len(tokens.ids)) % 3 == 1
+    cache = tmp_path if cached else None
+    some = compute_features(model, tokens, keep_states=True, of_tokens=of_tokens, cache=cache)
+    others = compute_features(model, tokens, keep_states=True, of_tokens=~of_tokens, cache=cache)
+    whole = compute_features(model, tokens, keep_states=True)
+    for features, named in ((some, of_tokens), (others, ~of_tokens)):
+        places = np.flatnonzero(named)[::-1].copy()
+        assert np.array_equal(features.states[places], whole.states[places])
+        assert len(features.states.states) == named.sum()
+        assert np.array_equal(features.pooled, whole.pooled)
+
+
+def test_all_states_in_the_cache_serve_who_wants_some(encoder_folder, tmp_path):
+    model, tokens = model_and_tokens(encoder_folder, 2)
+    whole = compute_features(model, tokens, keep_states=True, cache=tmp_path)
+    wanted, calls = np.arange(len(tokens.ids)) < 4, []
+    some = compute_features(
+        model, tokens, keep_states=True, of_tokens=wanted, cache=tmp_path, progress=lambda *n: calls.append(n)
+    )
+    assert not calls
+    assert np.array_equal(some.states[np.arange(4)], whole.states[:4])

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -5,7 +7,7 @@ import torch
 from asi import losses
 from asi.config import ModelConfig
 from asi.encoder import TokenisedTexts
-from asi.matching import BYTE, kept_tokens, match, rarity_of
+from asi.matching import BYTE, kept_tokens, match, matched_tokens, rarity_of
 from asi.model import TokenMatcher
 
 TEXTS = [[1, 5, 6, 2], [1, 5, 5, 7, 8, 2], [1, 2]]  # 1 and 2 begin and end every text
@@ -33,6 +35,16 @@ def test_the_rarest_tokens_are_kept_and_the_first_among_equals(tokens):
     alone = kept_tokens(tokens, np.array([1]), rarity, 9)  # what a text keeps does not depend on its neighbours
     assert alone.places[0, :3].tolist() == [3, 4, 1]
     assert (alone.rarity > 0).sum() == 6
+
+
+def test_matched_are_the_tokens_that_documents_keep(tokens):
+    def model(frozen):
+        matcher = SimpleNamespace(known_rarity=rarity_of(tokens, vocabulary=10), kept=3)
+        return SimpleNamespace(matcher=matcher, encoder=SimpleNamespace(is_frozen=frozen))
+
+    # As above, each text's places from where it begins: 0, 4 and 10.
+    assert np.flatnonzero(matched_tokens(model(True), tokens)).tolist() == [0, 1, 2, 5, 7, 8, 10, 11]
+    assert matched_tokens(model(False), tokens) is None
 
 
 def test_match_equals_brute_force():

@@ -38,7 +38,18 @@ class JoinedStates:
         return found
 
 
-States = NDArray[np.float16] | JoinedStates  # looked up by places in the list of all tokens
+class SomeStates:
+    """States of some of the tokens, looked up by the places that these have among all."""
+
+    def __init__(self, states: NDArray[np.float16], kept: NDArray[np.bool_]) -> None:
+        self.states = states
+        self.row_of = np.maximum(np.cumsum(kept), 1) - 1
+
+    def __getitem__(self, places: NDArray[np.int64]) -> NDArray[np.float16]:
+        return self.states[self.row_of[places]]
+
+
+States = NDArray[np.float16] | JoinedStates | SomeStates  # looked up by places in the list of all tokens
 
 
 class Features(NamedTuple):
@@ -54,24 +65,31 @@ def compute_features(
     tokens: TokenisedTexts,
     *,
     keep_states: bool,
+    of_tokens: NDArray[np.bool_] | None = None,
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Features:
-    """Run the frozen layers over all texts. The result goes to a folder under `cache`, and is taken from there if the
-    same encoder has already been over the same texts: in this run, or in another one with the same cache."""
+    """Run the frozen layers over all texts, and keep the states of all tokens, or of those that are named.
+
+    The result goes to a folder under `cache`, and is taken from there if the same encoder has already been over the
+    same texts: in this run, or in another one with the same cache.
+    """
     frozen = model.encoder.is_frozen
     keep_states = keep_states and model.encoder.frozen_layers > 0
     if not frozen and not keep_states:
         return Features(tokens, None, None)
-    place = cache / cache_key(model, tokens, frozen, keep_states) if cache is not None else None
+    of_tokens = of_tokens if keep_states else None
+    place = cache / cache_key(model, tokens, frozen, keep_states, of_tokens) if cache is not None else None
     if place is not None and place.exists():
-        return read_cache(place, tokens, frozen, keep_states)
-    if cache is not None and not keep_states and (more := cache / cache_key(model, tokens, frozen, True)).exists():
-        return read_cache(more, tokens, frozen, keep_states)  # it has what is wanted, and states besides
+        return read_cache(place, tokens, frozen, keep_states, of_tokens)
+    if cache is not None and (whole := cache / cache_key(model, tokens, frozen, True)).exists():
+        return read_cache(whole, tokens, frozen, keep_states)  # it has what is wanted, and more states
     width = model.encoder.shape.width
     pooled = np.empty((len(tokens), width), dtype=np.float32) if frozen else None
     beside = begin_cache(place) if place is not None else None
-    states = new_states(beside, (len(tokens.ids), width)) if keep_states else None
+    kept_tokens = of_tokens if of_tokens is not None else np.ones(len(tokens.ids), dtype=bool)
+    states = new_states(beside, (int(kept_tokens.sum()), width)) if keep_states else None
+    row_of = np.cumsum(kept_tokens) - 1
     done = 0
     for rows in tokens.batches(TOKENS_PER_BATCH):
         ids, mask = (part.to(model.device) for part in tokens.padded(rows))
@@ -81,18 +99,19 @@ def compute_features(
                 pooled[rows] = model.pool(batch, mask).float().cpu().numpy()
         if states is not None:
             places, kept = tokens.places(rows)
-            states[places[kept]] = batch.cpu().numpy()[kept]
+            kept &= kept_tokens[places]
+            states[row_of[places[kept]]] = batch.cpu().numpy()[kept]
         done += len(rows)
         if progress is not None:
             progress(done, len(tokens))
     if place is None or beside is None:
-        return Features(tokens, pooled, states)
+        return Features(tokens, pooled, looked_up(states, of_tokens))
     if pooled is not None:
         np.save(beside / "pooled.npy", pooled)
     if isinstance(states, np.memmap):
         states.flush()
     finish_cache(beside, place)
-    return read_cache(place, tokens, frozen, keep_states)
+    return read_cache(place, tokens, frozen, keep_states, of_tokens)
 
 
 def encode(model: Asi, features: Features, rows: NDArray[np.int64], *, states: bool = True) -> Encoded:
@@ -135,7 +154,9 @@ def on_device(model: Asi, array: NDArray[np.floating[Any]]) -> Tensor:
     return torch.from_numpy(array).to(model.device, model.dtype)
 
 
-def cache_key(model: Asi, tokens: TokenisedTexts, pooled: bool, states: bool) -> str:
+def cache_key(
+    model: Asi, tokens: TokenisedTexts, pooled: bool, states: bool, of_tokens: NDArray[np.bool_] | None = None
+) -> str:
     """Changes with the frozen weights, how they are computed with, the pooling, the texts and what is kept of them."""
     digest = hashlib.sha256(f"{model.config.pooling} {model.encoder.precision} {pooled} {states}".encode())
     for name, weight in model.encoder.state_dict().items():
@@ -143,15 +164,23 @@ def cache_key(model: Asi, tokens: TokenisedTexts, pooled: bool, states: bool) ->
             digest.update(weight.cpu().numpy().tobytes())
     digest.update(tokens.ids.tobytes())
     digest.update(tokens.offsets.tobytes())
+    if of_tokens is not None:
+        digest.update(np.packbits(of_tokens).tobytes())
     return digest.hexdigest()[:32]
 
 
-def read_cache(place: Path, tokens: TokenisedTexts, pooled: bool, states: bool) -> Features:
+def read_cache(
+    place: Path, tokens: TokenisedTexts, pooled: bool, states: bool, of_tokens: NDArray[np.bool_] | None = None
+) -> Features:
     return Features(
         tokens,
         np.load(place / "pooled.npy") if pooled else None,
-        np.load(place / "states.npy", mmap_mode="r") if states else None,
+        looked_up(np.load(place / "states.npy", mmap_mode="r") if states else None, of_tokens),
     )
+
+
+def looked_up(states: NDArray[np.float16] | None, of_tokens: NDArray[np.bool_] | None) -> States | None:
+    return states if states is None or of_tokens is None else SomeStates(states, of_tokens)
 
 
 def new_states(beside: Path | None, shape: tuple[int, int]) -> NDArray[np.float16]:

@@ -28,6 +28,7 @@ from asi.indexing import (
     build_store,
     replace_store,
 )
+from asi.matching import matched_tokens
 from asi.metrics import DocidHealth, Report, docid_health
 from asi.records import Docid, Document, Hit
 from asi.search import Searcher
@@ -143,15 +144,12 @@ def rebuild(
     except TooFewPairs:
         return build_store(folder, loaded, dataset.documents(), added=added, wait=wait)
     with only_writer(folder.store, wait), states_folder(path) as cache:
-        documents, queries = (
-            compute_features(
-                loaded.model,
-                loaded.tokenise(part),
-                keep_states=keep and loaded.model.encoder.is_frozen,
-                cache=cache,
-            )
-            for part, keep in ((contents(texts.documents), loaded.model.matcher is not None), (texts.queries, False))
+        tokens = loaded.tokenise(contents(texts.documents))
+        matched = matched_tokens(loaded.model, tokens)
+        documents = compute_features(
+            loaded.model, tokens, keep_states=matched is not None, of_tokens=matched, cache=cache
         )
+        queries = compute_features(loaded.model, loaded.tokenise(texts.queries), keep_states=False)
         corpus = CorpusFeatures(documents, queries, texts.own_pairs)
         return replace_store(folder, loaded, texts.documents, corpus, added)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asi.encoder import TokenisedTexts
-from asi.features import Features, on_device
+from asi.features import TOKENS_PER_BATCH, Features, on_device
 from asi.model import Asi, Encoded, TokenMatcher
 
 LEAST_RARITY = 1e-3  # a query of words that all documents have is still a query
@@ -46,6 +46,20 @@ def kept_tokens(tokens: TokenisedTexts, rows: NDArray[np.int64], rarity: NDArray
     order = np.argsort(-found, axis=1, kind="stable")[:, :count]
     kept = np.take_along_axis(found, order, axis=1).astype(np.float32)
     return KeptTokens(np.where(kept > 0, order, 0), kept)
+
+
+def matched_tokens(model: Asi, documents: TokenisedTexts) -> NDArray[np.bool_] | None:
+    """Which of all tokens their documents keep: once states are final, nothing looks at those of the others.
+
+    None if nothing is matched, or if states are not final, so that all of them may be looked at.
+    """
+    if model.matcher is None or not model.encoder.is_frozen:
+        return None
+    found = np.zeros(len(documents.ids), dtype=bool)
+    for rows in documents.batches(TOKENS_PER_BATCH):
+        kept = kept_tokens(documents, rows, model.matcher.known_rarity, model.matcher.kept)
+        found[(documents.offsets[rows][:, None] + kept.places)[kept.rarity > 0]] = True
+    return found
 
 
 def kept_states(

@@ -11,19 +11,20 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from asi.batches import TrainingPairs, TrainingTexts, contents, training_texts
 from asi.checkpoint import RunFolder, load_model, resumed_step, save_model, saved_config, saved_steps
 from asi.config import Config, to_dict, to_toml
 from asi.datasets import Dataset
 from asi.distributed import Processes, choose_device, joined_processes
-from asi.encoder import TextTokeniser, find_encoder, load_encoder, load_tokeniser
+from asi.encoder import TextTokeniser, TokenisedTexts, find_encoder, load_encoder, load_tokeniser
 from asi.errors import CheckpointError, ConfigError, Interrupted
 from asi.features import Features, compute_features
 from asi.folders import write_atomically
 from asi.indexing import CorpusFeatures, build_store
 from asi.lengths import suited_length
-from asi.matching import start_matcher
+from asi.matching import matched_tokens, start_matcher
 from asi.memory import keep_freed_memory
 from asi.metrics import collapse_warning
 from asi.model import Asi
@@ -210,16 +211,17 @@ def prepare(
     torch.manual_seed(config.train.seed)
     model = Asi(load_encoder(source, config.model.frozen_layers, config.model.precision), config.model).to(device)
     tokenise = load_tokeniser(source, max_length)
-    features = {}
-    for name, items, keep in (
-        ("queries", texts.queries, True),
-        ("documents", contents(texts.documents), not model.encoder.is_frozen or model.matcher is not None),
-    ):
-        tokens = tokenise(items)
+
+    def encoded(name: str, tokens: TokenisedTexts, keep: bool, of_tokens: NDArray[np.bool_] | None = None) -> Features:
         reporter.stage(f"encoding {name}", len(tokens))
         with processes.main_first():
-            features[name] = compute_features(model, tokens, keep_states=keep, cache=cache, progress=advance)
-    start_matcher(model, features["documents"].tokens, np.unique(texts.pairs[:, 1]))
+            return compute_features(model, tokens, keep_states=keep, of_tokens=of_tokens, cache=cache, progress=advance)
+
+    queries = encoded("queries", tokenise(texts.queries), keep=True)
+    tokens = tokenise(contents(texts.documents))
+    start_matcher(model, tokens, np.unique(texts.pairs[:, 1]))
+    keep = not model.encoder.is_frozen or model.matcher is not None
+    documents = encoded("documents", tokens, keep, matched_tokens(model, tokens))
     train = config.train
     pairs = TrainingPairs(texts.pairs, train.seed, train.batch, texts.own, train.more_share)
     if pairs.batch < train.batch:
@@ -227,9 +229,9 @@ def prepare(
     possible = config.model.V**config.model.m
     if possible < 2 * len(texts.documents):
         reporter.message(f"only {possible} docids for {len(texts.documents)} documents; consider a larger model.m")
-    objective = AsiObjective(model, features["queries"], features["documents"], pairs, config)
+    objective = AsiObjective(model, queries, documents, pairs, config)
     trainer = Trainer(objective, train, processes)
-    return Prepared(config, texts, features["queries"], features["documents"], model, tokenise, trainer)
+    return Prepared(config, texts, queries, documents, model, tokenise, trainer)
 
 
 def finish(folder: RunFolder, prepared: Prepared, reporter: Reporter) -> None:
