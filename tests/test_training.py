@@ -277,6 +277,7 @@ def test_two_processes_equal_one_with_the_same_batch(tmp_path, beir, settings_fi
     assert start([*ASI, *arguments, "--out", str(tmp_path / "one")], said).wait(120) == 0, said.read_text()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "asi"]
     assert start([*torchrun, *arguments, "--out", str(tmp_path / "two")], said).wait(180) == 0, said.read_text()
+    assert said.read_text().count("trained and indexed") == 1
     expected, got = final_weights(tmp_path / "one"), final_weights(tmp_path / "two")
     for name, weight in expected.items():
         assert torch.allclose(weight, got[name], atol=2e-4), f"{name}: {(weight - got[name]).abs().max()}"

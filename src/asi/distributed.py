@@ -89,6 +89,11 @@ class Processes:
         return bool(total)
 
 
+def is_main_process() -> bool:
+    """Whether this process may speak for all that `torchrun` started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def joined_processes(device: torch.device) -> Iterator[Processes]:
     """Join the processes that `torchrun` started, if it did."""
@@ -102,6 +107,7 @@ def joined_processes(device: torch.device) -> Iterator[Processes]:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=7))
     try:
         yield Processes(dist.get_rank(), count, device)
+        dist.barrier()  # all leave when the main one has finished: what it still writes is there when any of them ends
     finally:
         dist.destroy_process_group()
 

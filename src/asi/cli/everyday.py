@@ -54,6 +54,7 @@ def train(
 ) -> None:
     """Train a model on (query, document) pairs and index the documents."""
     from asi.datasets import WithMorePairs, open_dataset
+    from asi.distributed import is_main_process
     from asi.run import train as train_run
     from asi.screen import ScreenReporter
 
@@ -70,8 +71,9 @@ def train(
             dataset, out, resolved, resume=resume, device=device, cache=cache,
             reporter=reporter, stopping=stopping,
         )  # fmt: skip
-    report_skipped(bad)
-    typer.echo(f'trained and indexed: {out}; try: asi search {out} "a query"')
+    if is_main_process():
+        report_skipped(bad)
+        typer.echo(f'trained and indexed: {out}; try: asi search {out} "a query"')
 
 
 @app.command()
