@@ -283,6 +283,28 @@ def test_two_processes_equal_one_with_the_same_batch(tmp_path, beir, settings_fi
         assert torch.allclose(weight, got[name], atol=2e-4), f"{name}: {(weight - got[name]).abs().max()}"
 
 
+GROUP_ENDS = """
+import os, torch
+from asi.distributed import joined_processes
+with joined_processes(torch.device("cpu")) as processes:
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.sum().backward()
+    processes.sum_gradients([weight])
+    torch.optim.AdamW([weight]).step()
+threads = [open(f"/proc/self/task/{thread}/comm").read() for thread in os.listdir("/proc/self/task")]
+assert not [name for name in threads if "gloo" in name], threads
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads have names under Linux")
+def test_no_thread_outlives_the_group_of_processes(tmp_path):
+    """One that did would now and then abort a process that has finished its work."""
+    (tmp_path / "ends.py").write_text(GROUP_ENDS)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    said = tmp_path / "said"
+    assert start([*torchrun, str(tmp_path / "ends.py")], said).wait(120) == 0, said.read_text()
+
+
 def test_collapse_is_seen_and_warned_of_and_the_default_does_not_collapse(tmp_path, beir, toy_config):
     """Without the terms that push documents apart, L_s pulls all of them into one docid."""
     warnings = []

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -103,6 +104,9 @@ def joined_processes(device: torch.device) -> Iterator[Processes]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    # This module keeps the group that exists when it is imported, as its functions' default. The optimizer imports it;
+    # after that the group's threads would outlive the group, and at times abort the process at its end.
+    import_module("torch.distributed.nn.functional")
     # The main process may encode for hours while the others wait for it.
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=7))
     try:
