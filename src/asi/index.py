@@ -156,7 +156,7 @@ def rebuild(
 
 @contextmanager
 def states_folder(path: Path) -> Iterator[Path]:
-    """A folder for the states of all tokens, which memory may not hold; what a killed process left of its own goes."""
+    """A folder for the states of tokens, which memory may not hold; what a killed process left of its own goes."""
     for left_over in path.glob(f"{STATES}*"):
         shutil.rmtree(left_over, ignore_errors=True)
     with TemporaryDirectory(prefix=STATES, dir=path) as folder:
