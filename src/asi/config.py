@@ -18,6 +18,7 @@ SEARCH_MODES = ("beam", "constrained", "one-pass")
 PRECISIONS = ("auto", "float32", "bfloat16")
 DOCIDS = ("learned", "random")
 RANKINGS = ("docid", "vector", "sum")
+SHORT_TEXT = 64  # tokens: what is read where that holds most documents whole (asi.lengths)
 
 
 def require(condition: bool, message: str) -> None:
@@ -78,7 +79,7 @@ class ModelConfig:
 
     @property
     def tokens_of_document(self) -> int:
-        return self.kept_tokens or (32 if (self.max_length or 0) <= 64 else 64)
+        return self.kept_tokens or (32 if (self.max_length or 0) <= SHORT_TEXT else 64)
 
 
 @dataclass(frozen=True)

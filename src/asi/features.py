@@ -43,10 +43,16 @@ class SomeStates:
 
     def __init__(self, states: NDArray[np.float16], kept: NDArray[np.bool_]) -> None:
         self.states = states
-        self.row_of = np.maximum(np.cumsum(kept), 1) - 1
+        self.row_of = rows_among(kept)
 
     def __getitem__(self, places: NDArray[np.int64]) -> NDArray[np.float16]:
         return self.states[self.row_of[places]]
+
+
+def rows_among(kept: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """For each place the row that it has among those that are kept; some row, where it is not kept."""
+    rows: NDArray[np.int64] = np.maximum(np.cumsum(kept), 1) - 1
+    return rows
 
 
 States = NDArray[np.float16] | JoinedStates | SomeStates  # looked up by places in the list of all tokens
@@ -89,7 +95,7 @@ def compute_features(
     beside = begin_cache(place) if place is not None else None
     kept_tokens = of_tokens if of_tokens is not None else np.ones(len(tokens.ids), dtype=bool)
     states = new_states(beside, (int(kept_tokens.sum()), width)) if keep_states else None
-    row_of = np.cumsum(kept_tokens) - 1
+    row_of = rows_among(kept_tokens)
     done = 0
     for rows in tokens.batches(TOKENS_PER_BATCH):
         ids, mask = (part.to(model.device) for part in tokens.padded(rows))
