@@ -5,6 +5,7 @@ With a wholly frozen encoder a document is one vector, so that training costs mi
 
 import hashlib
 import os
+import random
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -97,7 +98,9 @@ def compute_features(
     states = new_states(beside, (int(kept_tokens.sum()), width)) if keep_states else None
     row_of = rows_among(kept_tokens)
     done = 0
-    for rows in tokens.batches(TOKENS_PER_BATCH):
+    batches = tokens.batches(TOKENS_PER_BATCH)
+    random.Random(0).shuffle(batches)  # short texts first would make the time that is left look short
+    for rows in batches:
         ids, mask = (part.to(model.device) for part in tokens.padded(rows))
         with torch.inference_mode():
             batch = model.encoder.lower(ids, mask)
