@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from asi.analysis import docids
+from asi.analysis.findings import size_findings, trend, variant_findings
 from asi.analysis.new_documents import EXISTING, NEW_CONTENT, NEW_SEMANTIC, kinds_of_documents
 from asi.analysis.pages import Figure, Page, Section, Table
-from asi.analysis.studies import STUDIES, size_findings, trend, variant_findings
+from asi.analysis.studies import STUDIES
 from asi.config import VARIANTS
 from asi.judges import EmbeddingJudge, TfidfJudge, find_judge, quality_score, sampled
 from asi.metrics import Buckets, Report, docid_health, opened_buckets, opened_documents
@@ -183,10 +184,9 @@ def test_a_page_says_the_same_three_ways(tmp_path):
 
 
 def variant_report(r1, r10, acc, d_per_id, queries=10_000):
-    return {
-        way: {"test": Report(docid={"R@1": r1, "R@10": r10}, acc=acc, d_per_id=d_per_id, queries=queries)}
-        for way in ("beam", "constrained")
-    }
+    docid, expected = {"R@1": r1, "R@10": r10}, {"R@10": r10 / d_per_id}
+    report = Report(docid=docid, expectation=expected, acc=acc, d_per_id=d_per_id, queries=queries)
+    return {way: {"test": report} for way in ("beam", "constrained")}
 
 
 def test_findings_follow_the_figures():
@@ -209,11 +209,18 @@ def test_findings_follow_the_figures():
     few["unique"] = variant_report(0.4, 0.7, 0.3, 1.2, queries=400)
     assert "too close to tell here" in variant_findings(few)[1]
     assert "holds here" in variant_findings(many)[1]
+    coarse = results | {"unique": variant_report(0.4, 0.7, 0.3, 10)}  # easy to find, because so many share a docid
+    assert (
+        "does not hold here (R@10 0.700 against 0.200, of one document for each docid 0.070"
+        in (variant_findings(coarse)[3])
+    )
     assert [trend(values) for values in ([1, 2, 3], [3, 2, 1], [1, 3, 2], [3, 1, 2], [1, 1])] == [
         "rises", "falls", "rises overall", "falls overall", "stays",
     ]  # fmt: skip
     by_length = {str(m): variant_report(0.5, 1 - m / 10, 0.4, 9 / m) for m in (2, 3, 4)}
     assert ["holds here" in line for line in size_findings(by_length)] == [True, False, True]
+    few_queries = {str(m): variant_report(0.5, 0.7, 0.4, 9 / m, queries=9) for m in (2, 3, 4)}
+    assert "holds here" in size_findings(few_queries)[2]  # D/ID is of the corpus, however few queries there are
 
 
 def asi(*arguments, cwd):
@@ -233,6 +240,8 @@ def test_report_of_a_run(run_folder, beir, tmp_path):
     assert counts["Existing"] == 42
     assert {"asi", "asi-beam", "bm25", "encoder"} <= page["measures"].keys()
     assert page["measures"]["asi"]["test"]["quality"]["micro"] > 0
+    [generated] = (rows for title, rows in page["tables"].items() if title.startswith("Docid level"))
+    assert len({row["search"] for row in generated}) == 4  # every way to search finds docids of its own
     unknown = asi("report", run_folder, beir, "--judge", "no/such-judge", cwd=tmp_path)
     assert unknown.returncode == 1
     assert len(unknown.stderr.strip().splitlines()) == 1

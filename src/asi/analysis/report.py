@@ -92,8 +92,7 @@ def measures_section(reports: Reports, judge: Judge, names: Mapping[str, str]) -
     for system, by in reports.items():
         for split, report in by.items():
             start: list[Cell] = [names.get(system, system), split]
-            is_repeated = system == "asi-one-pass-docids" and "asi-one-pass" in reports  # its docids are the same
-            if report.docid is not None and not is_repeated:
+            if report.docid is not None:
                 invalid = report.invalid or {}
                 docid_rows.append([*start, *docid_cells(report), invalid.get("all"), invalid.get("first")])
             document, expected = report.document or {}, report.expectation or {}
