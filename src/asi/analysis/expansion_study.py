@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from asi.analysis.bench import Bench, measured_run
+from asi.analysis.findings import of_queries, verdict
 from asi.analysis.pages import Cell, Section, Table
 from asi.analysis.report import PAPER_COLUMNS, docid_cells
-from asi.analysis.studies import verdict
 from asi.datasets import Dataset, WithMorePairs
 from asi.distributed import choose_device
 from asi.evaluation import evaluate_documents
@@ -82,9 +82,9 @@ def expansion_findings(reports: Reports, splits: Sequence[str]) -> list[str]:
     for split in splits:
         for claim, plain, with_more, level in claims:
             after, before = ((getattr(reports[name][split], level) or {})["R@10"] for name in (with_more, plain))
-            queries = reports[plain][split].queries
+            gain = of_queries(after - before, reports[plain][split].queries)
             values = f"{after:.3f} against {before:.3f}"
-            found.append(verdict(f"{split}, with pseudo queries {claim}", [after - before], values, queries))
+            found.append(verdict(f"{split}, with pseudo queries {claim}", [gain], values))
     return found
 
 

@@ -2,22 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import sqrt
 from pathlib import Path
 
 from asi.analysis import figures
 from asi.analysis.bench import Bench, measured_run
+from asi.analysis.findings import Results, size_findings, variant_findings
 from asi.analysis.pages import Cell, Figure, Section, Table
 from asi.analysis.report import PAPER_COLUMNS, docid_cells
 from asi.config import PAPER_OBJECTIVE, VARIANTS, Config, with_overrides
-from asi.errors import ConfigError
 from asi.judges import Judge
 from asi.metrics import Report
-
-NOISE = 0.01  # a smaller difference between two runs may be their seeds'
-NOISE_OF_A_QUERY = 0.5  # by the root of their number: about the standard error of a difference on the same queries
-COLLAPSE = 10  # times as many documents per docid
 
 
 @dataclass(frozen=True)
@@ -29,11 +23,8 @@ class Study:
     label: str  # what the runs differ in
     base: Sequence[str]  # settings of all its runs, if the user has no others
     runs: Mapping[str, Sequence[str]]
-    findings: Callable[["Results"], list[str]]
+    findings: Callable[[Results], list[str]]
     as_lines: bool = False  # the runs' names are numbers in order, so that lines can be drawn over them
-
-
-Results = Mapping[str, Mapping[str, Mapping[str, Report]]]  # run -> way -> split -> report
 
 
 def study_runs(study: Study, bench: Bench) -> dict[str, tuple[Path, Config]]:
@@ -109,103 +100,6 @@ def study_figure(study: Study, results: Results, split: str) -> Figure:
     return Figure(f"{study.title}, {split}", file_name(study), picture)
 
 
-# What the paper found, held against the results -----------------------------------------------------------------------
-
-
-def verdict(claim: str, margins: Sequence[float], figures_: str, queries: int) -> str:
-    """A claim holds if all its margins are beyond the noise, and not if one is as far below; between them one run of
-    each on so many queries is not enough to tell."""
-    least, noise = min(margins), max(NOISE, NOISE_OF_A_QUERY / sqrt(queries))
-    word = "holds here" if least > noise else "does not hold here" if least < -noise else "too close to tell here"
-    return f"{claim}: {word} ({figures_})."
-
-
-def coarser(report: Report, other: Report) -> float:
-    """How much larger D/ID is, as a share."""
-    return (report.d_per_id or 0.0) / (other.d_per_id or 1.0) - 1
-
-
-def first_split(results: Results, run: str, way: str = "beam") -> Report:
-    return next(iter(results[run][way].values()))
-
-
-def recall_of(report: Report, k: int) -> float:
-    return (report.docid or {})[f"R@{k}"]
-
-
-def variant_findings(results: Results) -> list[str]:
-    whole, no_contrastive, no_reverse = (
-        first_split(results, run) for run in ("unique", "no-contrastive", "no-reverse")
-    )
-    separate = first_split(results, "no-reparameterization")
-    together = [first_split(results, run) for run in ("unique", "share", "no-reverse")]
-    joint = [recall_of(report, 1) - (report.acc or 0) for report in together]
-    random = first_split(results, "random-docids")
-    return [
-        verdict(
-            f"Without the contrastive loss the docids collapse (D/ID {COLLAPSE} times as large)",
-            [coarser(no_contrastive, whole) + 1 - COLLAPSE],
-            f"D/ID {no_contrastive.d_per_id:.1f} against {whole.d_per_id:.2f}",
-            whole.queries,
-        ),
-        verdict(
-            "Without reverse cross-entropy there is more recall, and buckets are coarser",
-            [recall_of(no_reverse, 10) - recall_of(whole, 10), coarser(no_reverse, whole)],
-            f"R@10 {recall_of(no_reverse, 10):.3f} against {recall_of(whole, 10):.3f}, "
-            f"D/ID {no_reverse.d_per_id:.2f} against {whole.d_per_id:.2f}",
-            whole.queries,
-        ),
-        verdict(
-            "Without reparameterization R@1 is below Acc, and with it above",
-            [(separate.acc or 0) - recall_of(separate, 1), *joint],
-            f"without: R@1 {recall_of(separate, 1):.3f}, Acc {separate.acc:.3f}; with (unique, share, no-reverse): "
-            + "; ".join(f"{recall_of(report, 1):.3f}, {report.acc:.3f}" for report in together),
-            whole.queries,
-        ),
-        verdict(
-            "Learned docids are easier to generate than random ones (our control)",
-            [recall_of(whole, 10) - recall_of(random, 10)],
-            f"R@10 {recall_of(whole, 10):.3f} against {recall_of(random, 10):.3f}",
-            whole.queries,
-        ),
-    ]
-
-
-def trend(values: Sequence[float]) -> str:
-    steps = [later - earlier for earlier, later in pairwise(values)]
-    if not any(steps):
-        return "stays"
-    if all(step >= 0 for step in steps):
-        return "rises"
-    if all(step <= 0 for step in steps):
-        return "falls"
-    if values[-1] == values[0]:
-        return "wavers"
-    return "rises overall" if values[-1] > values[0] else "falls overall"
-
-
-def size_findings(results: Results) -> list[str]:
-    """The paper: longer or wider docids give better quality, less recall and smaller buckets."""
-    reports = [first_split(results, run) for run in results]
-    recalls = [recall_of(report, 10) for report in reports]
-    qualities = [(report.quality or {}).get("micro", 0.0) for report in reports]
-    sizes = [report.d_per_id or 0.0 for report in reports]
-    claims = {
-        "R@10 falls": (recalls[0] - recalls[-1], recalls),
-        "Mi-QS rises": (qualities[-1] - qualities[0], qualities),
-        "D/ID falls": (coarser(reports[0], reports[-1]), sizes),
-    }
-    return [
-        verdict(
-            f"{claim} as docids grow",
-            [margin],
-            f"it {trend(values)}: {', '.join(f'{value:.3g}' for value in values)}",
-            reports[0].queries,
-        )
-        for claim, (margin, values) in claims.items()
-    ]
-
-
 STUDIES: dict[str, Study] = {
     "variants": Study(
         "Variants",
@@ -237,9 +131,3 @@ STUDIES: dict[str, Study] = {
         as_lines=True,
     ),
 }
-
-
-def find_study(name: str) -> Study:
-    if name not in STUDIES:
-        raise ConfigError(f"unknown study {name!r}; studies are {', '.join(STUDIES)}, expansion and all")
-    return STUDIES[name]

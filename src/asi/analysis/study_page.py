@@ -10,15 +10,17 @@ from asi.analysis.bench import Bench
 from asi.analysis.expansion_study import EXPANSION_RUNS, expansion_section
 from asi.analysis.pages import Page, Section
 from asi.analysis.report import build_report
-from asi.analysis.studies import STUDIES, find_study, run_study, study_runs
+from asi.analysis.studies import STUDIES, run_study, study_runs
 from asi.config import to_dict
+from asi.errors import ConfigError
 from asi.index import Index
 
 
 def write_study(name: str, bench: Bench) -> Path:
     """Run what is missing and write the page; returns its HTML file."""
-    if name not in ("all", "expansion"):
-        find_study(name)  # says which there are
+    names = (*STUDIES, "expansion", "all")
+    if name not in names:
+        raise ConfigError(f"unknown study {name!r}; studies are {', '.join(names)}")
     parts: list[Callable[[], Section]] = []
     for study_name, study in STUDIES.items():
         if name in ("all", study_name):

@@ -1,0 +1,127 @@
+"""What the paper found, held against runs on the user's data: holds here, does not hold, or too close to tell."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import sqrt
+from typing import NamedTuple
+
+from asi.metrics import Report
+
+NOISE = 0.01  # a smaller difference between two runs may be their seeds'
+ERROR_OF_A_QUERY = 0.5  # by the root of their number: about the standard error of a difference on the same queries
+ERRORS = 2  # so many standard errors are beyond chance
+COLLAPSE = 10  # times as many documents per docid
+Results = Mapping[str, Mapping[str, Mapping[str, Report]]]  # run -> way -> split -> report
+
+
+class Margin(NamedTuple):
+    """By how much a claim holds, and how much of that may be chance."""
+
+    value: float
+    noise: float = NOISE
+
+
+def of_queries(value: float, queries: int) -> Margin:
+    """A margin of shares of so many queries."""
+    return Margin(value, max(NOISE, ERRORS * ERROR_OF_A_QUERY / sqrt(queries)))
+
+
+def verdict(claim: str, margins: Sequence[Margin], figures_: str) -> str:
+    """A claim holds if all its margins are beyond the noise, and not if one is as far below; between them one run of
+    each is not enough to tell."""
+    word = "too close to tell here"
+    if all(margin.value > margin.noise for margin in margins):
+        word = "holds here"
+    elif any(margin.value < -margin.noise for margin in margins):
+        word = "does not hold here"
+    return f"{claim}: {word} ({figures_})."
+
+
+def coarser(report: Report, other: Report) -> Margin:
+    """How much larger D/ID is, as a share; it is of the whole corpus, however many queries there are."""
+    return Margin((report.d_per_id or 0.0) / (other.d_per_id or 1.0) - 1)
+
+
+def first_split(results: Results, run: str) -> Report:
+    return next(iter(results[run]["beam"].values()))
+
+
+def recall_of(report: Report, k: int) -> float:
+    return (report.docid or {})[f"R@{k}"]
+
+
+def expected_of(report: Report, k: int) -> float:
+    return (report.expectation or {})[f"R@{k}"]
+
+
+def variant_findings(results: Results) -> list[str]:
+    whole, no_contrastive, no_reverse, separate, random = (
+        first_split(results, run)
+        for run in ("unique", "no-contrastive", "no-reverse", "no-reparameterization", "random-docids")
+    )
+    together = [first_split(results, run) for run in ("unique", "share", "no-reverse")]
+    queries = whole.queries
+    return [
+        verdict(
+            f"Without the contrastive loss the docids collapse (D/ID {COLLAPSE} times as large)",
+            [Margin((no_contrastive.d_per_id or 0.0) / (COLLAPSE * (whole.d_per_id or 1.0)) - 1)],
+            f"D/ID {no_contrastive.d_per_id:.1f} against {whole.d_per_id:.2f}",
+        ),
+        verdict(
+            "Without reverse cross-entropy there is more recall, and buckets are coarser",
+            [of_queries(recall_of(no_reverse, 10) - recall_of(whole, 10), queries), coarser(no_reverse, whole)],
+            f"R@10 {recall_of(no_reverse, 10):.3f} against {recall_of(whole, 10):.3f}, "
+            f"D/ID {no_reverse.d_per_id:.2f} against {whole.d_per_id:.2f}",
+        ),
+        verdict(
+            "Without reparameterization R@1 is below Acc, and with it above",
+            [
+                of_queries((separate.acc or 0) - recall_of(separate, 1), queries),
+                *(of_queries(recall_of(report, 1) - (report.acc or 0), queries) for report in together),
+            ],
+            f"without: R@1 {recall_of(separate, 1):.3f}, Acc {separate.acc:.3f}; with (unique, share, no-reverse): "
+            + "; ".join(f"{recall_of(report, 1):.3f}, {report.acc:.3f}" for report in together),
+        ),
+        verdict(
+            "Learned docids are easier to generate than random ones, also where one document stands for each docid "
+            "(our control)",
+            [of_queries(level(whole, 10) - level(random, 10), queries) for level in (recall_of, expected_of)],
+            f"R@10 {recall_of(whole, 10):.3f} against {recall_of(random, 10):.3f}, of one document for each docid "
+            f"{expected_of(whole, 10):.3f} against {expected_of(random, 10):.3f}; "
+            f"D/ID {whole.d_per_id:.2f} against {random.d_per_id:.2f}",
+        ),
+    ]
+
+
+def trend(values: Sequence[float]) -> str:
+    steps = [later - earlier for earlier, later in pairwise(values)]
+    if not any(steps):
+        return "stays"
+    if all(step >= 0 for step in steps):
+        return "rises"
+    if all(step <= 0 for step in steps):
+        return "falls"
+    if values[-1] == values[0]:
+        return "wavers"
+    return "rises overall" if values[-1] > values[0] else "falls overall"
+
+
+def size_findings(results: Results) -> list[str]:
+    """The paper: longer or wider docids give better quality, less recall and smaller buckets."""
+    reports = [first_split(results, run) for run in results]
+    recalls = [recall_of(report, 10) for report in reports]
+    qualities = [(report.quality or {}).get("micro", 0.0) for report in reports]
+    sizes = [report.d_per_id or 0.0 for report in reports]
+    queries = reports[0].queries
+    claims = {
+        "R@10 falls": (of_queries(recalls[0] - recalls[-1], queries), recalls),
+        "Mi-QS rises": (of_queries(qualities[-1] - qualities[0], queries), qualities),
+        "D/ID falls": (coarser(reports[0], reports[-1]), sizes),
+    }
+    return [
+        verdict(
+            f"{claim} as docids grow", [margin],
+            f"it {trend(values)}: {', '.join(f'{value:.3g}' for value in values)}",
+        )
+        for claim, (margin, values) in claims.items()
+    ]  # fmt: skip
