@@ -73,10 +73,6 @@ class BiEncoder(nn.Module):
         self.second = Tower(width, settings) if settings.towers == 2 else None
 
     @property
-    def towers(self) -> list[Tower]:
-        return [self.query] if self.second is None else [self.query, self.second]
-
-    @property
     def document(self) -> Tower:
         return self.second if self.second is not None else self.query
 
@@ -209,7 +205,10 @@ def build_dense(workplace: Workplace, name: str, settings: DenseSettings) -> Bui
         sources.append(pseudo.texts)
         stages = [(PRETRAINED, pseudo.pairs + np.array([len(texts.queries), 0])), *stages]
     queries = np.concatenate([pooled_by(settings, workplace.features(source)) for source in sources])
-    hard = bm25_negatives(workplace, sources) if settings.hard_negatives else None
+    hard = None
+    if settings.hard_negatives:
+        every_text = [text for source in sources for text in source]
+        hard = bm25_negatives(workplace, every_text, np.concatenate([pairs for _, pairs in stages]))
     width = workplace.encoder.encoder.shape.width
     model = workplace.new_model(lambda: BiEncoder(width, settings))
     objective = DenseObjective(

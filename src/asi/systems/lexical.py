@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from asi.errors import DataError
 from asi.expansion import with_queries
+from asi.folders import locked
 from asi.records import Document, Hit
 from asi.systems.workplace import Built, Training, Workplace
 from asi.texts import words
@@ -61,33 +62,33 @@ def build_bm25(workplace: Workplace, *, expanded: bool) -> Built:
     return Built(retriever, parameters, training, retriever.bytes / len(documents))
 
 
-def bm25_negatives(workplace: Workplace, sources: Sequence[Sequence[str]]) -> NDArray[np.int64]:
-    """For every query the best known document by BM25 that does not answer it; a random one if there is none."""
-    texts = [text for source in sources for text in source]
+def bm25_negatives(workplace: Workplace, texts: Sequence[str], pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For every text the best known document by BM25 that `pairs` (text, document) do not name as its answer; a random
+    one if there is none."""
     file = workplace.cache / f"bm25-negatives-{len(texts)}.npy"  # the comparison's data do not change
-    if file.exists():
-        found: NDArray[np.int64] = np.load(file)
-        return found
+    with locked(workplace.cache / "negatives.lock", workplace.leave_if_stopping):
+        if not file.exists():
+            beside = file.with_suffix(".part.npy")
+            np.save(beside, best_wrong_documents(workplace, texts, pairs))
+            beside.replace(file)
+    found: NDArray[np.int64] = np.load(file)
+    return found
+
+
+def best_wrong_documents(workplace: Workplace, texts: Sequence[str], pairs: NDArray[np.int64]) -> NDArray[np.int64]:
     rows = {key: row for row, key in enumerate(workplace.keys)}
     lexical = LexicalRetriever([workplace.texts.documents[row] for row in workplace.known])
     answers: dict[int, set[int]] = {}
-    for query, document in workplace.texts.pairs.tolist():
-        answers.setdefault(query, set()).add(document)
-    if len(sources) > 1:
-        pseudo = workplace.source("pseudo")
-        answers |= {len(sources[0]) + text: {row} for text, row in pseudo.pairs.tolist()}
+    for text, document in pairs.tolist():
+        answers.setdefault(text, set()).add(document)
     draw = np.random.default_rng(workplace.terms.seed)
     negatives = draw.choice(workplace.known, size=len(texts))
     workplace.reporter.stage("looking for hard negatives", len(texts))
     for i, text in enumerate(texts):
-        own = answers.get(i, set())
-        [hits] = lexical.search([text], len(own) + 3)
-        best = next((rows[hit.key] for hit in hits if rows[hit.key] not in own), None)
+        right = answers.get(i, set())
+        [hits] = lexical.search([text], len(right) + 3)
+        best = next((rows[hit.key] for hit in hits if rows[hit.key] not in right), None)
         negatives[i] = negatives[i] if best is None else best
         if i % 1000 == 0:
             workplace.advance(i)
-    workplace.cache.mkdir(parents=True, exist_ok=True)
-    beside = file.with_suffix(".part.npy")
-    np.save(beside, negatives)
-    beside.replace(file)
     return negatives
