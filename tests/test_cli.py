@@ -88,6 +88,19 @@ def test_evaluate_prints_a_table_json_and_a_run_file(run, beir, tmp_path):
     assert len(read_trec_run(tmp_path / "out.trec")) == block["queries"] + report["asi"]["test_unseen"]["queries"]
 
 
+def test_search_settings_of_one_command(run, beir):
+    answers = [asi("search", run, "red house", "--json", *given).stdout for given in (
+        ["--ranking", "docid"], ["--set", "search.ranking=docid"],
+        ["--set", "search.ranking=sum", "--ranking", "docid"], [],
+    )]  # fmt: skip
+    assert answers[0] == answers[1] == answers[2] != answers[3]
+    reports = [
+        json.loads(asi("evaluate", run, beir, "--json", "--set", f"search.candidates={n}").stdout) for n in (12, 40)
+    ]
+    few, many = (report["asi"]["test"]["ranked"]["most"] for report in reports)
+    assert few <= 12 < many <= 40
+
+
 def test_index_builds_the_store_anew(run, tmp_path):
     documents = tmp_path / "docs.tsv"
     documents.write_text("key\ttitle\ttext\n1\tred house\ta house\n2\tblue bird\ta bird\n")
@@ -127,6 +140,12 @@ def test_train_from_a_pairs_file_with_settings(tmp_path, encoder_folder):
         (["search", "{empty}", "x"], "Error: {empty} holds no trained model; run: asi train"),
         (["search", "{run}", "x", "--mode", "fast"], "Error: search.mode must be one of beam, constrained, one-pass"),
         (["search", "{run}", "x", "-k", "0"], "Error: k must be at least 1"),
+        (
+            ["search", "{run}", "x", "--set", "model.m=3"],
+            "Error: --set takes settings of search here; [model] is fixed",
+        ),
+        (["search", "{run}", "x", "--set", "search.share=1"], "Error: [search] has no setting share; its settings are"),
+        (["evaluate", "{run}", "{beir}", "--set", "search.beams=few"], "Error: search.beams must be int, got 'few'"),
         (["add", "{run}", "{bad}"], "{bad}:2: "),
         (["delete", "{run}", "red/house", "nobody"], "nobody"),
         (["show", "{run}", "docid", "1,x"], "Error: a docid is integers with commas"),

@@ -367,8 +367,13 @@ def as_type(value: Any, hint: Any, name: str) -> Any:
 
 
 def with_overrides(config: Config, overrides: Iterable[str]) -> Config:
-    """Apply `section.name=value` texts, values in TOML notation (a bare word is a string)."""
-    changes: dict[str, dict[str, Any]] = {}  # applied together: one alone may contradict what another changes too
+    """Apply `section.name=value` texts together: one alone may contradict what another changes too."""
+    return from_dict(parse_overrides(overrides), config)
+
+
+def parse_overrides(overrides: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """`section.name=value` texts as sections of values, which are in TOML notation (a bare word is a string)."""
+    changes: dict[str, dict[str, Any]] = {}
     for text in overrides:
         path, equals, value = text.partition("=")
         section, dot, name = path.strip().partition(".")
@@ -377,7 +382,7 @@ def with_overrides(config: Config, overrides: Iterable[str]) -> Config:
         for other in LENGTHS if (section, name in LENGTHS) == ("train", True) else ():
             own.pop(other, None)  # a later length replaces an earlier one
         own[name] = parse_value(value.strip())
-    return from_dict(changes, config)
+    return changes
 
 
 def parse_value(text: str) -> Any:

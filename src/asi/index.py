@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,9 +10,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from asi.batches import TooFewPairs, contents, training_texts
-from asi.checkpoint import RunFolder, damaged_files, load_model, read_manifest
-from asi.config import SearchConfig
+from asi.batches import TooFewPairs, TrainingTexts, contents, training_texts
+from asi.checkpoint import LoadedModel, RunFolder, damaged_files, load_model, read_manifest
+from asi.config import SearchConfig, with_settings
 from asi.datasets import Dataset
 from asi.distributed import choose_device
 from asi.errors import AsiError, StoreError
@@ -26,11 +25,13 @@ from asi.indexing import (
     add_documents,
     assign_texts,
     build_store,
+    counted,
     replace_store,
 )
 from asi.matching import matched_tokens
 from asi.metrics import DocidHealth, Report, docid_health
 from asi.records import Docid, Document, Hit
+from asi.run import Reporter, Silence
 from asi.search import Searcher
 from asi.store import Store, StoredDocument, only_writer
 
@@ -102,7 +103,7 @@ class Index:
     def configured(self, **settings: Any) -> Searcher:
         """A searcher with other search settings, by the names that they have in SearchConfig."""
         self.follow()
-        config: SearchConfig = replace(self.searcher.config, **{k: v for k, v in settings.items() if v is not None})
+        config: SearchConfig = with_settings(self.searcher.config, "search", settings)
         return Searcher(self.loaded, self.store, config, self.searcher.views)
 
     def search(self, queries: Sequence[str], k: int = 10, **settings: Any) -> list[list[Hit]]:
@@ -132,26 +133,41 @@ class Index:
 
 
 def rebuild(
-    path: Path, dataset: Dataset, *, device: str | None = None, added: Added | None = None, wait: float = 0.0
+    path: Path, dataset: Dataset, *, device: str | None = None, reporter: Reporter | None = None, wait: float = 0.0
 ) -> int:
     """Replace a run's store by one of this data set's documents, ranked by its training queries too if it has any."""
     folder = RunFolder(path)
+    reporter = reporter or Silence()
     loaded = load_model(folder.model, choose_device(device))
-    if "train" not in dataset.splits or not loaded.config.index.known_queries:
-        return build_store(folder, loaded, dataset.documents(), added=added, wait=wait)
-    try:
-        texts = training_texts(dataset)
-    except TooFewPairs:
-        return build_store(folder, loaded, dataset.documents(), added=added, wait=wait)
+    if (texts := texts_with_queries(dataset, loaded)) is None:
+        reporter.stage("indexing", 0)
+        return build_store(folder, loaded, dataset.documents(), added=counted(reporter.advance), wait=wait)
+
+    def advance(done: int, _: int) -> None:
+        reporter.advance(done)
+
     with only_writer(folder.store, wait), states_folder(path) as cache:
         tokens = loaded.tokenise(contents(texts.documents))
         matched = matched_tokens(loaded.model, tokens)
+        reporter.stage("encoding documents", len(tokens))
         documents = compute_features(
-            loaded.model, tokens, keep_states=matched is not None, of_tokens=matched, cache=cache
+            loaded.model, tokens, keep_states=matched is not None, of_tokens=matched, cache=cache, progress=advance
         )
-        queries = compute_features(loaded.model, loaded.tokenise(texts.queries), keep_states=False)
+        reporter.stage("encoding queries", len(texts.queries))
+        queries = compute_features(loaded.model, loaded.tokenise(texts.queries), keep_states=False, progress=advance)
         corpus = CorpusFeatures(documents, queries, texts.own_pairs)
-        return replace_store(folder, loaded, texts.documents, corpus, added)
+        reporter.stage("indexing", len(tokens))
+        return replace_store(folder, loaded, texts.documents, corpus, counted(reporter.advance))
+
+
+def texts_with_queries(dataset: Dataset, loaded: LoadedModel) -> TrainingTexts | None:
+    """The data set's texts, if documents are ranked by their training queries and it has some."""
+    if "train" not in dataset.splits or not loaded.config.index.known_queries:
+        return None
+    try:
+        return training_texts(dataset)
+    except TooFewPairs:
+        return None
 
 
 @contextmanager
@@ -191,7 +207,8 @@ def check_store(folder: RunFolder) -> list[str]:
         sample = list(islice(store.stored_documents(), DOCUMENTS_ASKED_AGAIN))
         tokens = loaded.tokenise([item.document.content for item in sample])
         other = {item.document.key for item in sample}
-        for loaded.model.encoder.precision in ("float32", "bfloat16"):
+        for precision in ("float32", "bfloat16"):
+            loaded.model.encoder.precision = precision
             docids = map(tuple, assign_texts(loaded.model, tokens).docids.tolist())
             other -= {item.document.key for item, docid in zip(sample, docids, strict=True) if item.docid == docid}
         if other:

@@ -30,6 +30,18 @@ DOCUMENTS_PER_BATCH = 1024
 Added = Callable[[Sequence[Document]], None]  # called when the documents are durable
 
 
+def counted(advance: Callable[[int], None]) -> Added:
+    """Tells `advance` how many documents have been added in all."""
+    done = 0
+
+    def added(batch: Sequence[Document]) -> None:
+        nonlocal done
+        done += len(batch)
+        advance(done)
+
+    return added
+
+
 class Assigned(NamedTuple):
     """What the model says about n texts."""
 

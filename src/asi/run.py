@@ -22,7 +22,7 @@ from asi.encoder import TextTokeniser, TokenisedTexts, find_encoder, load_encode
 from asi.errors import CheckpointError, ConfigError, Interrupted
 from asi.features import Features, compute_features
 from asi.folders import write_atomically
-from asi.indexing import CorpusFeatures, build_store
+from asi.indexing import CorpusFeatures, build_store, counted
 from asi.lengths import suited_length
 from asi.matching import matched_tokens, start_matcher
 from asi.memory import keep_freed_memory
@@ -239,19 +239,12 @@ def finish(folder: RunFolder, prepared: Prepared, reporter: Reporter) -> None:
     save_model(folder.model, prepared.model, prepared.tokenise, prepared.config)
     loaded = load_model(folder.model, prepared.model.device)
     reporter.stage("indexing", len(prepared.texts.documents))
-    done = 0
-
-    def added(batch: Any) -> None:
-        nonlocal done
-        done += len(batch)
-        reporter.advance(done)
-
     documents, queries = prepared.documents, prepared.queries._replace(states=None)
     if not prepared.model.encoder.is_frozen:
         # From the texts, as a new document would be: kept states are rounded, and a docid could come out otherwise.
         documents = documents._replace(states=None)
     corpus = CorpusFeatures(documents, queries, prepared.texts.own_pairs)
-    build_store(folder, loaded, prepared.texts.documents, corpus, added)
+    build_store(folder, loaded, prepared.texts.documents, corpus, counted(reporter.advance))
     shutil.rmtree(folder.cache, ignore_errors=True)
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
 

@@ -28,12 +28,13 @@ LINE_EVERY = 15.0  # seconds between lines where no bar can be drawn
 
 
 class Lane:
-    """A progress bar on a terminal, a line now and then elsewhere, for one thing at a time."""
+    """A progress bar on a terminal, a line now and then elsewhere if wanted, for one thing at a time."""
 
-    def __init__(self, console: Console, bar: Progress, label: str = "") -> None:
+    def __init__(self, console: Console, bar: Progress, label: str = "", *, lines: bool = True) -> None:
         self.console = console
         self.bar = bar
         self.label = label
+        self.lines = lines and not console.is_terminal
         self.task: TaskID | None = None
         self.name, self.total, self.begun, self.said = "", 0, time.monotonic(), 0.0
         self.losses, self.docids = "", ""
@@ -50,7 +51,8 @@ class Lane:
         if self.task is not None:  # one bar at a time: a long study would push the newest off the screen
             self.bar.remove_task(self.task)
             self.task = None
-            self.message(f"{self.name} took {time.monotonic() - self.begun:.0f} s")
+            if self.lines or self.console.is_terminal:
+                self.message(f"{self.name} took {time.monotonic() - self.begun:.0f} s")
 
     def advance(self, done: int, note: str = "") -> None:
         if self.task is not None:
@@ -75,13 +77,13 @@ class Lane:
         self.console.print(f"[bold yellow]Warning:[/] {escape(text)}", soft_wrap=True)
 
     def line(self, text: str) -> None:
-        if not self.console.is_terminal:
+        if self.lines:
             self.console.print(escape(text), soft_wrap=True)
 
     @contextmanager
     def lane(self, label: str) -> Iterator["Lane"]:
         """A bar beside this one."""
-        beside = Lane(self.console, self.bar, label)
+        beside = Lane(self.console, self.bar, label, lines=self.lines)
         try:
             yield beside
         finally:
@@ -91,7 +93,7 @@ class Lane:
 class ScreenReporter(Lane):
     """What the progress of a command is told to; within `with` it is drawn."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, *, lines: bool = True) -> None:
         console = console or Console(stderr=True, highlight=False)
         bar = Progress(
             TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -99,7 +101,7 @@ class ScreenReporter(Lane):
             TextColumn("{task.fields[note]}", table_column=Column(ratio=1, no_wrap=True)),  # what room is left
             console=console, disable=not console.is_terminal, expand=True,
         )  # fmt: skip
-        super().__init__(console, bar)
+        super().__init__(console, bar, lines=lines)
 
     def __enter__(self) -> Self:
         self.bar.start()

@@ -1,6 +1,6 @@
 """Several systems on the same splits with the same measures: the ways to search an index, and the plain baselines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ from asi.datasets import Dataset
 from asi.evaluation import DEPTH, DocidMap, Run, evaluate_documents, evaluate_searchers
 from asi.index import Index
 from asi.judges import Judge
-from asi.metrics import Report
+from asi.metrics import Reports
 from asi.pretrained import pretrained_embedding
 from asi.records import Retriever
 from asi.systems.exact import ExactRetriever
@@ -23,8 +23,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "asi-one-pass-docids": {"mode": "one-pass", "ranking": "docid"},
 }
 NAME_OF_MODE = {"constrained": "asi", "beam": "asi-beam", "one-pass": "asi-one-pass"}
-
-Reports = dict[str, dict[str, Report]]  # by system, then by split
 
 
 def possible_ways(opened: Index) -> dict[str, dict[str, Any]]:
@@ -58,17 +56,23 @@ def evaluate_index(
     dataset: Dataset,
     splits: Sequence[str],
     settings: Mapping[str, Any],
+    *,
     baselines: bool = False,
     run_file: Path | None = None,
     k: int = DEPTH,
+    stage: Callable[[str], None] = lambda name: None,
 ) -> Reports:
     """One way to search, and the baselines if asked for; the answers go to a TREC run file if one is named."""
     way = opened.configured(**settings).config
     name = NAME_OF_MODE[way.mode] + ("-docids" if way.ranking == "docid" else "")
+    stage("asking the queries")
     reports, answers = evaluate_ways(opened, dataset, splits, {name: settings}, k=k)
     if run_file is not None:
         write_trec_run(run_file, answers[name], name)
-    return reports | evaluate_baselines(opened, dataset, splits, k=k) if baselines else reports
+    if not baselines:
+        return reports
+    stage("BM25 and the untrained encoder")
+    return reports | evaluate_baselines(opened, dataset, splits, k=k)
 
 
 def evaluate_baselines(

@@ -17,12 +17,14 @@ from asi.cli.options import (
     NumberOfCandidates,
     Ranking,
     RunPath,
+    SearchSettings,
     SkipBad,
     Wait,
     app,
     bad_records,
     report_skipped,
     resolve_config,
+    search_settings,
     stop_signals,
 )
 from asi.errors import AsiError
@@ -89,9 +91,11 @@ def index(
     """Give documents docids and build the store anew."""
     from asi.datasets import open_dataset
     from asi.index import rebuild
+    from asi.screen import ScreenReporter
 
     bad = bad_records(skip_bad)
-    count = rebuild(run, open_dataset(documents, bad), device=device, wait=wait)
+    with ScreenReporter(lines=False) as reporter:
+        count = rebuild(run, open_dataset(documents, bad), device=device, reporter=reporter, wait=wait)
     report_skipped(bad)
     typer.echo(f"indexed {count} documents in {run}")
 
@@ -111,18 +115,22 @@ def add(
     """Add documents, or replace those with a known key: searchable when the command returns."""
     from asi.datasets import read_documents
     from asi.index import Index
+    from asi.screen import ScreenReporter
 
     durable = 0
 
     def acknowledge(added: Any) -> None:
         nonlocal durable
+        if durable == batch:  # there are more than can be added in no time
+            reporter.stage("adding", 0)
         durable += len(added)
+        reporter.advance(durable)
         if print_keys:
             sys.stdout.write("".join(f"{document.key}\n" for document in added))
             sys.stdout.flush()
 
     bad = bad_records(skip_bad)
-    with Index.load(run, device) as opened:
+    with ScreenReporter(lines=False) as reporter, Index.load(run, device) as opened:
         try:
             count = opened.add(read_documents(documents, bad), added=acknowledge, batch=batch, wait=wait)
         except AsiError as error:
@@ -158,6 +166,7 @@ def search(
     beams: Beams = None,
     candidates: NumberOfCandidates = None,
     bucket_cap: BucketCap = None,
+    settings: SearchSettings = None,
     as_json: AsJson = False,
     device: Device = None,
 ) -> None:
@@ -165,10 +174,11 @@ def search(
     from asi.index import Index
     from asi.screen import print_hits
 
+    wanted = search_settings(
+        settings, mode=mode, ranking=ranking, beams=beams, candidates=candidates, bucket_cap=bucket_cap
+    )
     with Index.load(run, device) as opened:
-        searcher = opened.configured(
-            mode=mode, ranking=ranking, beams=beams, candidates=candidates, bucket_cap=bucket_cap
-        )
+        searcher = opened.configured(**wanted)
         for text in [query] if query is not None else typed_queries():
             [found] = searcher.search_documents([text], k)
             if as_json:

@@ -29,6 +29,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 Wait = Annotated[float, typer.Option(help="seconds to wait for another process that is writing")]
 Mode = Annotated[str | None, typer.Option(help="beam, constrained or one-pass")]
 Ranking = Annotated[str | None, typer.Option(help="order of the candidates: docid, vector or sum")]
+SearchSettings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="a setting of search, e.g. search.centre_share=.1"),
+]
 JudgeName = Annotated[str, typer.Option("--judge", help="wordllama, tfidf, or a Hugging Face encoder or cross-encoder")]
 Beams = Annotated[int | None, typer.Option(help="docids that are generated for a query")]
 NumberOfCandidates = Annotated[int | None, typer.Option("--candidates", help="documents that are ranked, at the most")]
@@ -48,6 +52,17 @@ def resolve_config(preset: str, path: Path | None, variant: str | None, override
             raise ConfigError(f"unknown variant {variant!r}; variants are {', '.join(VARIANTS)}")
         config = with_overrides(config, VARIANTS[variant])
     return with_overrides(config, overrides)
+
+
+def search_settings(overrides: list[str] | None, **options: Any) -> dict[str, Any]:
+    """How to search, by the names of SearchConfig: what --set says, and what other options say."""
+    from asi.config import parse_overrides
+    from asi.errors import ConfigError
+
+    changes = parse_overrides(overrides or [])
+    if others := sorted(changes.keys() - {"search"}):
+        raise ConfigError(f"--set takes settings of search here; [{others[0]}] is fixed when a run is trained")
+    return changes.get("search", {}) | {name: value for name, value in options.items() if value is not None}
 
 
 def splits_to_measure(dataset: "Dataset") -> list[str]:

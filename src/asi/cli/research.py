@@ -9,17 +9,20 @@ import typer
 from asi.cli.options import (
     AsJson,
     Beams,
+    BucketCap,
     Device,
     JudgeName,
     Mode,
     NumberOfCandidates,
     Ranking,
     RunPath,
+    SearchSettings,
     SkipBad,
     app,
     bad_records,
     report_skipped,
     resolve_config,
+    search_settings,
     splits_to_measure,
     stop_signals,
 )
@@ -36,6 +39,8 @@ def evaluate(
     ranking: Ranking = None,
     beams: Beams = None,
     candidates: NumberOfCandidates = None,
+    bucket_cap: BucketCap = None,
+    settings: SearchSettings = None,
     depth: Annotated[int, typer.Option(min=10, help="hits for each query; with 100 also R@100")] = 10,
     as_json: AsJson = False,
     run_file: Annotated[Path | None, typer.Option(help="write the answers as a TREC run file")] = None,
@@ -47,16 +52,20 @@ def evaluate(
     from asi.index import Index
     from asi.metrics import as_json as report_json
     from asi.metrics import report_rows
-    from asi.screen import table_text
+    from asi.screen import ScreenReporter, table_text
     from asi.ways import evaluate_index
 
     bad = bad_records(skip_bad)
     if run_file is not None and not run_file.absolute().parent.is_dir():
         raise AsiError(f"there is no folder {run_file.parent} for the run file; make it first")
-    settings = {"mode": mode, "ranking": ranking, "beams": beams, "candidates": candidates}
-    with Index.load(run, device) as opened:
-        dataset = open_dataset(data, bad)
-        reports = evaluate_index(opened, dataset, split or ["test"], settings, baselines, run_file, depth)
+    wanted = search_settings(
+        settings, mode=mode, ranking=ranking, beams=beams, candidates=candidates, bucket_cap=bucket_cap
+    )
+    with ScreenReporter(lines=False) as reporter, Index.load(run, device) as opened:
+        reports = evaluate_index(
+            opened, open_dataset(data, bad), split or ["test"], wanted, baselines=baselines, run_file=run_file,
+            k=depth, stage=lambda name: reporter.stage(name, 0),
+        )  # fmt: skip
     report_skipped(bad)
     if as_json:
         typer.echo(json.dumps(report_json(reports), indent=1))
