@@ -24,6 +24,10 @@ def test_toml_round_trip(name, tmp_path):
     assert from_dict(to_dict(PRESETS[name])) == PRESETS[name]
 
 
+def test_the_control_with_random_docids_is_searched_as_the_default_is():
+    assert with_overrides(Config(), VARIANTS["random-docids"]).search == Config().search
+
+
 def test_paper_preset_is_the_papers():
     paper = preset("paper")
     assert (paper.model.m, paper.model.V, paper.model.max_length, paper.model.pooling) == (4, 256, 64, "cls")

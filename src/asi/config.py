@@ -297,8 +297,6 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "model.docids=random",
         "train.start_heads=0",
         "model.head_prior=false",
-        "search.code_weight=0",
-        "search.ahead_weight=0",  # these heads know nothing of the docids
         *(f"loss.{name}=0" for name in ("contrastive", "reverse", "match", "one_pass", "balance")),
     ),
 }

@@ -54,6 +54,8 @@ class IndexHeads(nn.Module):
         self.linear = nn.Linear(width, config.m * config.V)
         nn.init.normal_(self.linear.weight, std=1 / math.sqrt(width))  # logits of deviation 1 before the scale
         nn.init.zeros_(self.linear.bias)
+        if config.docids == "random":
+            nn.init.zeros_(self.linear.weight)  # they are never trained: all codes are alike to them
         # At scale 1 all distributions are nearly uniform and the contrastive loss sees nothing.
         self.log_scale = nn.Parameter(torch.tensor(math.log(config.logit_scale)))
 
