@@ -240,7 +240,7 @@ def test_report_of_a_run(run_folder, beir, tmp_path):
     assert counts["Existing"] == 42
     assert {"asi", "asi-beam", "bm25", "encoder"} <= page["measures"].keys()
     assert page["measures"]["asi"]["test"]["quality"]["micro"] > 0
-    [generated] = (rows for title, rows in page["tables"].items() if title.startswith("Docid level"))
+    [generated] = (rows for title, rows in page["tables"].items() if title.startswith("Measures: Docid level"))
     assert len({row["search"] for row in generated}) == 4  # every way to search finds docids of its own
     unknown = asi("report", run_folder, beir, "--judge", "no/such-judge", cwd=tmp_path)
     assert unknown.returncode == 1

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,29 +106,40 @@ def evaluate_searchers(
     reports, runs = {}, {}
     for name, searcher in searchers.items():
         reports[name], runs[name] = evaluate_documents(searcher, queries, qrels, k)
-    found: dict[str, list[list[Docid]]] = {name: [] for name in searchers}
-    ranked: dict[str, list[NDArray[np.int64]]] = {name: [] for name in searchers}
-    own: list[NDArray[np.int64]] = []
-    for part in calls_of(judged_queries(queries, qrels), QUERIES_ENCODED_AT_ONCE):
-        encoded = next(iter(searchers.values())).encode([query.text for query in part])
-        own.append(next(iter(searchers.values())).head_docids(encoded))
-        for name, searcher in searchers.items():
-            docids, counts = searcher.docids_and_ranked(encoded, DEPTH, k)
-            found[name] += docids
-            ranked[name].append(counts)
-    acc = share_of_equal_docids(np.concatenate(own), docid_map.docids, relevant)
-    for name, own_docids in found.items():
-        scores = docid_scores(docid_map.buckets, own_docids, relevant)
-        in_all = np.concatenate(ranked[name])
-        reports[name] = replace(
-            reports[name].with_docids(scores, docid_map.health, acc),
-            ranked={"mean": float(in_all.mean()), "most": float(in_all.max())},
-        )
+    texts = [query.text for query in judged_queries(queries, qrels)]
+    by_heads, found = found_docids(searchers, texts, k)
+    acc = share_of_equal_docids(by_heads, docid_map.docids, relevant)
+    for name, (docids, ranked) in found.items():
+        scores = docid_scores(docid_map.buckets, docids, relevant)
+        report = reports[name].with_docids(scores, docid_map.health, acc)
+        reports[name] = replace(report, ranked={"mean": float(ranked.mean()), "most": float(ranked.max())})
         if judge is not None:
-            texts = [query.text for query in judged_queries(queries, qrels)]
-            quality = quality_of_docids(judge, texts, own_docids, docid_map)
+            quality = quality_of_docids(judge, texts, docids, docid_map)
             reports[name] = replace(reports[name], quality=quality._asdict())
     return reports, runs
+
+
+class Found(NamedTuple):
+    docids: list[list[Docid]]  # of each query, best first
+    ranked: NDArray[np.int64]  # (Q,) documents that are ranked for it
+
+
+def found_docids(
+    searchers: Mapping[str, Searcher], queries: Sequence[str], k: int
+) -> tuple[NDArray[np.int64], dict[str, Found]]:
+    """The docids (Q, m) that the heads give the queries themselves, and what each searcher finds."""
+    one = next(iter(searchers.values()))  # all of them encode alike
+    by_heads = []
+    found: dict[str, list[Found]] = {name: [] for name in searchers}
+    for part in calls_of(queries, QUERIES_ENCODED_AT_ONCE):
+        encoded = one.encode(part)
+        by_heads.append(one.head_docids(encoded))
+        for name, searcher in searchers.items():
+            found[name].append(Found(*searcher.docids_and_ranked(encoded, DEPTH, k)))
+    return np.concatenate(by_heads), {
+        name: Found([own for part in parts for own in part.docids], np.concatenate([part.ranked for part in parts]))
+        for name, parts in found.items()
+    }
 
 
 def quality_of_docids(

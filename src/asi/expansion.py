@@ -19,8 +19,9 @@ from asi.checkpoint import read_manifest
 from asi.config import ModelConfig, TrainConfig
 from asi.datasets import Dataset
 from asi.errors import ConfigError, Interrupted
+from asi.features import Progress
 from asi.folders import write_atomically
-from asi.generator import KIND, GeneratorConfig, Progress, TrainedGenerator, load_generator, origin_of, train_generator
+from asi.generator import KIND, GeneratorConfig, TrainedGenerator, load_generator, origin_of, train_generator
 from asi.lengths import suited_length
 from asi.records import Document
 from asi.run import Reporter

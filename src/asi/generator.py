@@ -27,7 +27,7 @@ from asi.config import TrainConfig
 from asi.distributed import Processes
 from asi.encoder import TextTokeniser, TokenisedTexts
 from asi.errors import ConfigError, Interrupted
-from asi.features import Features, compute_features
+from asi.features import Features, Progress, compute_features
 from asi.folders import write_atomically
 from asi.model import STARTING_SPREAD, Asi, DecoderLayer, table_of_words
 from asi.pretrained import load_pretrained
@@ -39,8 +39,6 @@ TOKENS_AT_ONCE = 8192
 STILL_WORTH_IT = 0.8  # share of documents with unfinished queries at which the others are left out
 MOST_EPOCHS, LEAST_STEPS = 8, 50  # where the length is given in minutes
 KIND = "query generator"
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

@@ -301,7 +301,7 @@ class Report:
         return cls(**values)
 
 
-Reports = Mapping[str, Mapping[str, Report]]  # system -> split -> report: a whole report file
+Reports = dict[str, dict[str, Report]]  # system -> split -> report: a whole report file
 
 
 def as_json(reports: Reports) -> dict[str, dict[str, dict[str, Any]]]:
@@ -309,7 +309,7 @@ def as_json(reports: Reports) -> dict[str, dict[str, dict[str, Any]]]:
     return {system: {split: report.to_dict() for split, report in by.items()} for system, by in reports.items()}
 
 
-def from_json(values: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Report]]:
+def from_json(values: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Reports:
     """The reports of a report file."""
     return {system: {split: Report.from_dict(own) for split, own in by.items()} for system, by in values.items()}
 

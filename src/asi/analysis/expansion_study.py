@@ -14,11 +14,10 @@ from asi.evaluation import evaluate_documents
 from asi.expansion import DEFAULT_STEPS, generator_training, pseudo_queries_file, queries_by_document, with_queries
 from asi.generator import GeneratorConfig
 from asi.lengths import suited_length
-from asi.metrics import Report
+from asi.metrics import Report, Reports
 from asi.records import Document
 from asi.run import check_same_run
 from asi.systems.lexical import LexicalRetriever
-from asi.ways import Reports
 
 QUERIES_PER_DOCUMENT = 3
 EXAMPLES = 8

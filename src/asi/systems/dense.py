@@ -6,7 +6,7 @@ Letters: B batch, D width.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -197,6 +197,8 @@ def embedded(tower: nn.Module, pooled: NDArray[np.float32], device: torch.device
 
 def build_dense(workplace: Workplace, name: str, settings: DenseSettings) -> Built:
     require_faiss()
+    if not workplace.tokenise.starts:  # a text of this encoder has no [CLS] before it
+        settings = replace(settings, pooling="mean")
     texts = workplace.texts
     sources = [texts.queries]
     stages = [(1.0, texts.pairs)]

@@ -154,16 +154,16 @@ def unpacked(packed: NDArray[np.uint8], parts: int, bits: int) -> Rows:
 def in_words(texts: Sequence[str], tokenise: TextTokeniser, others: int = 0) -> tuple[list[list[int]], WordCodes]:
     """Texts as codes of their first word pieces; `others` codes behind the words' are left free."""
     tokens = tokenise(texts)
-    words = WordCodes.of_texts([tokens], tokenise, others)
+    pieces = WordCodes.of_texts([tokens], tokenise, others)
     starts, ends = tokens.offsets[:-1] + tokenise.starts, tokens.offsets[1:] - 1
-    codes = words.of_piece[tokens.ids]
-    return [codes[start:end][:LONGEST].tolist() for start, end in zip(starts, ends, strict=True)], words
+    codes = pieces.of_piece[tokens.ids]
+    return [codes[start:end][:LONGEST].tolist() for start, end in zip(starts, ends, strict=True)], pieces
 
 
 def as_identifiers(texts: Sequence[str], tokenise: TextTokeniser) -> Identifiers:
     """A text for each document, in words."""
-    sequences, words = in_words(texts, tokenise)
-    return Identifiers(padded(sequences), np.arange(len(texts)), len(words), shared=True, words=words)
+    sequences, pieces = in_words(texts, tokenise)
+    return Identifiers(padded(sequences), np.arange(len(texts)), len(pieces), shared=True, words=pieces)
 
 
 def addresses(workplace: Workplace) -> Identifiers:
@@ -226,12 +226,12 @@ def titles_and_sentences(workplace: Workplace) -> Identifiers:
     """The title in words, then the number of one of the document's sentences (GERE): several for each document."""
     documents = workplace.texts.documents
     titles = [document.title or sentences_of(document.text)[0] for document in documents]
-    in_titles, words = in_words(titles, workplace.tokenise, SENTENCES)
+    in_titles, pieces = in_words(titles, workplace.tokenise, SENTENCES)
     counts = [len(sentences_of(document.text)) for document in documents]
-    first = len(words) - SENTENCES
+    first = len(pieces) - SENTENCES
     sequences = [[*in_titles[row], first + number] for row, count in enumerate(counts) for number in range(count)]
     owners = np.repeat(np.arange(len(documents)), counts)
-    return Identifiers(padded(sequences), owners, len(words), shared=True, words=words)
+    return Identifiers(padded(sequences), owners, len(pieces), shared=True, words=pieces)
 
 
 def sentence_rows(workplace: Workplace, made: Identifiers, source: Source) -> NDArray[np.int64]:

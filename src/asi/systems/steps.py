@@ -1,13 +1,10 @@
 """Step functions for beam search that narrow what another one allows."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from asi.beam import Step
 from asi.systems.identifiers import END
-
-Step = Callable[[tuple[Tensor, Tensor] | None], Tensor]  # see asi.beam
 
 
 class UntilTheEnd:

@@ -129,10 +129,14 @@ ROWS = (
     ),
     dense(
         "dpr", "Karpukhin et al. 2020",
-        "[CLS] of an encoder that was made for means; the product is divided by the root of the width",
+        "[CLS] of an encoder that was made for means (the mean with T5, which has none); the product is divided by the "
+        "root of the width",
         DenseSettings(pooling="cls", towers=2, cosine=False, hard_negatives=True),
     ),
-    dense("simcse", "Gao et al. 2021", "pairs alone; [CLS] of an encoder that was made for means", SIMCSE),
+    dense(
+        "simcse", "Gao et al. 2021", "pairs alone; [CLS] of an encoder that was made for means (the mean with T5)",
+        SIMCSE,
+    ),
     dense(
         "gtr", "Ni et al. 2022", "half of the time on pseudo queries, in place of web question-answering",
         DenseSettings(top="linear", temperature=0.01, hard_negatives=True, pseudo_queries=True),

@@ -39,7 +39,7 @@ NEW_DOCUMENTS = "unseen"  # how the name of a split ends whose documents come wh
 PSEUDO_QUERIES = 5  # of a document
 SPANS = 2  # of a document: random parts of its text
 SPAN_WORDS = 16
-TERMS = 8
+HEAVIEST = 8  # terms of a document
 WHOLE_TEXT = 512  # tokens
 
 
@@ -325,9 +325,9 @@ def random_spans(texts: Sequence[str], seed: int) -> list[list[str]]:
     draw = np.random.default_rng(seed)
     found = []
     for text in texts:
-        words = text.split()
-        starts = draw.integers(0, max(1, len(words) - SPAN_WORDS + 1), size=SPANS)
-        found.append([" ".join(words[start : start + SPAN_WORDS]) for start in starts])
+        parts = text.split()
+        starts = draw.integers(0, max(1, len(parts) - SPAN_WORDS + 1), size=SPANS)
+        found.append([" ".join(parts[start : start + SPAN_WORDS]) for start in starts])
     return found
 
 
@@ -338,7 +338,7 @@ def rarest_terms(texts: Sequence[str]) -> list[str]:
     found = []
     for terms, counts in counted:
         weights = counts * np.log(len(texts) / np.array([frequency[term] for term in terms.tolist()] or [1]))
-        found.append(" ".join(terms[np.argsort(-weights, kind="stable")[:TERMS]].tolist()))
+        found.append(" ".join(terms[np.argsort(-weights, kind="stable")[:HEAVIEST]].tolist()))
     return found
 
 
