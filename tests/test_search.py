@@ -142,6 +142,8 @@ def test_fills_up_with_the_nearest_of_the_docids_whose_codes_are_good(index, sha
     searcher = index.configured(mode="constrained", centre_share=share)
     view, [(_, query)] = searcher.current_view(), searcher.encode(["red house"])
     by_codes = one_pass_scores(index.loaded.model.heads(query.x).detach().log_softmax(-1), view)[:1]
+    nearness = searcher.nearness(query, view)
+    assert (nearness is None) == (share < 1)
     near = searcher.near_docids(query, by_codes, view, count=5)
     docids = len(view.snapshot.codes)
     liked = by_codes[0].argsort(descending=True, stable=True)[: max(5, int(share * docids))].tolist()
@@ -153,6 +155,21 @@ def test_fills_up_with_the_nearest_of_the_docids_whose_codes_are_good(index, sha
     assert near.rows[0].tolist() == sorted(scores, key=lambda row: -scores[row])[:5]
     assert near.scores[0].tolist() == pytest.approx(sorted(scores.values(), reverse=True)[:5], abs=1e-5)
     assert len(liked) == {0.001: 5, 0.2: docids // 5, 1.0: docids}[share] >= 5
+    if nearness is not None:  # one product for all centres says the same
+        assert [float(nearness[0, row]) for row in scores] == pytest.approx(list(scores.values()), abs=1e-5)
+
+
+def test_the_beam_looks_ahead_to_the_nearest_buckets(index):
+    """With a decoder that does not count, docids come in the order of heads and centres."""
+    searcher = index.configured(mode="constrained", ahead_weight=1e6, code_weight=7.0)
+    view, [(_, query)] = searcher.current_view(), searcher.encode(["red house"])
+    by_heads = one_pass_scores(index.loaded.model.heads(query.x).detach().log_softmax(-1), view)[0]
+    worth = by_heads + 7 * view.centres.scores(query.x / query.x.norm(dim=-1, keepdim=True))[0]
+    best = view.snapshot.codes[worth.argsort(descending=True, stable=True)[:3].numpy()].tolist()
+    [found] = searcher.docids([(np.array([0]), query)], 3)
+    assert [list(docid) for docid in found] == best
+    by_codes = index.configured(mode="constrained", ahead_weight=1e6, code_weight=7.0, centre_share=0.5)
+    assert by_codes.nearness(query, view) is None
 
 
 def test_fills_up_by_codes_alone_where_no_centre_is_looked_at(index):

@@ -193,7 +193,8 @@ class SearchConfig:
     centre_share: float = 1.0  # of the buckets, the best by their codes, whose centres a query of constrained looks at;
     # with 0 codes alone fill up
     code_weight: float = 80.0  # of the similarity with what a docid's codes stand for in the corpus, beside the heads'
-    # log-probability of them; not in the plain beam, nor where docids are all there is to rank by
+    # log-probability of them; not in the plain beam, nor where docids are all there is to rank by. Where all centres
+    # are looked at, of the similarity with them instead
     ahead_weight: float = 0.5  # of that sum, of the best docid ahead, in the beam of constrained
     bucket_cap: int | None = None  # documents of one bucket in an answer, at the most
 

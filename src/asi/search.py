@@ -1,8 +1,8 @@
 """Query to docids to candidates to ranked hits.
 
 Three ways to docids: `beam` (the paper's plain beam search), `constrained` (the beam follows only docids that exist
-and looks ahead; the list is filled up with the docids whose buckets are nearest) and `one-pass` (m look-ups for each,
-in what every code is worth to the query: by the heads, and by the documents that have it).
+and looks ahead to how near their buckets are; the list is filled up with the nearest) and `one-pass` (m look-ups for
+each, in what every code is worth to the query: by the heads, and by the documents that have it).
 Equal queries get equal answers whatever they are batched with: a query is padded to its own length, never to its
 neighbour's, and the small matrices of a single query are given the rows of four.
 Letters: Q queries, K docids per query, m docid length, V codes per position, U docids in use, D width.
@@ -185,9 +185,13 @@ class Searcher:
             generation = self.model.generation(query.encoded, logits)
             if self.config.mode == "beam":
                 return plain_beams(generation, view, beams, query.real)
-            by_codes = one_pass_scores(self.code_scores(query, logits, view), view)
-            ahead = view.tree.look_ahead(self.config.ahead_weight * by_codes) if self.config.ahead_weight else None
-            near = self.near_docids(query, by_codes[: query.real], view, count + beams)
+            nearness = self.nearness(query, view)
+            promise = self.promise(query, logits, nearness, view)
+            ahead = view.tree.look_ahead(self.config.ahead_weight * promise) if self.config.ahead_weight else None
+            if nearness is not None:
+                near = NearDocids(*stable_topk(nearness[: query.real], count + beams))
+            else:
+                near = self.near_docids(query, promise[: query.real], view, count + beams)
             return constrained_beams(generation, near, ahead, view, beams, query.real)
 
     def code_scores(self, query: "PaddedQueries", logits: Tensor, view: View) -> Tensor:
@@ -197,18 +201,28 @@ class Searcher:
             return by_heads
         return by_heads + self.config.code_weight * codes.scores(query.direction)
 
+    def nearness(self, query: "PaddedQueries", view: View) -> Tensor | None:
+        """How near every bucket's centres are to the queries (Q, U), if all of them are looked at."""
+        if not self.looks_at_centres or self.config.centre_share < 1 or (centres := view.centres) is None:
+            return None
+        return centres.scores(query.direction)
+
+    def promise(self, query: "PaddedQueries", logits: Tensor, nearness: Tensor | None, view: View) -> Tensor:
+        """What every docid in use is worth to the queries (Q, U), for the beam that looks ahead: by its codes, or by
+        the heads and the centres of its bucket, which say better than its codes what documents it has."""
+        if nearness is None:
+            return one_pass_scores(self.code_scores(query, logits, view), view)
+        return one_pass_scores(logits.log_softmax(-1), view) + self.config.code_weight * nearness
+
     def near_docids(self, query: "PaddedQueries", by_codes: Tensor, view: View, count: int) -> "NearDocids":
-        """`count` docids in use that are near to each query, if there are as many: by the centres of their buckets; if
-        not all of these are looked at, then those of the docids that are best by their codes. Where no centre is looked
-        at, by their codes alone."""
+        """`count` docids in use that are near to each query, if there are as many: by their codes alone, or by the
+        centres of those buckets that are best by their codes, if some are looked at."""
         if not self.looks_at_centres or (centres := view.centres) is None:
             return NearDocids(*stable_topk(by_codes, count))
-        x = query.direction
         looked_at = max(count, int(self.config.centre_share * by_codes.size(1)))
-        if looked_at >= by_codes.size(1):  # one matrix product for all is faster than picking
-            return NearDocids(*stable_topk(centres.scores(x)[: len(by_codes)], count))
         rows = stable_topk(by_codes, looked_at)[1]
-        nearness = torch.stack([centres.scores_of(*own) for own in zip(x[: len(rows)], rows, strict=True)])
+        x = query.direction[: len(rows)]
+        nearness = torch.stack([centres.scores_of(*own) for own in zip(x, rows, strict=True)])
         scores, order = stable_topk(nearness, count)
         return NearDocids(scores, rows.gather(1, order))
 
