@@ -31,7 +31,7 @@ from asi.ranking import unpack
 from asi.records import Docid, Document, Hit
 from asi.snapshot import Snapshot
 from asi.store import Store
-from asi.view import View, Views
+from asi.view import BucketCentres, View, Views
 
 QUERIES_PER_BATCH = 64
 SMALLEST_BATCH = 4  # below this, matrix products take another path and round differently
@@ -201,11 +201,14 @@ class Searcher:
             return by_heads
         return by_heads + self.config.code_weight * codes.scores(query.direction)
 
+    def all_centres(self, view: View) -> BucketCentres | None:
+        """The centres of all buckets, if all of them are looked at: then nothing depends on what codes stand for."""
+        return view.centres if self.looks_at_centres and self.config.centre_share == 1 else None
+
     def nearness(self, query: "PaddedQueries", view: View) -> Tensor | None:
         """How near every bucket's centres are to the queries (Q, U), if all of them are looked at."""
-        if not self.looks_at_centres or self.config.centre_share < 1 or (centres := view.centres) is None:
-            return None
-        return centres.scores(query.direction)
+        centres = self.all_centres(view)
+        return centres.scores(query.direction) if centres is not None else None
 
     def promise(self, query: "PaddedQueries", logits: Tensor, nearness: Tensor | None, view: View) -> Tensor:
         """What every docid in use is worth to the queries (Q, U), for the beam that looks ahead: by its codes, or by

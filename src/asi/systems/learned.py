@@ -93,7 +93,8 @@ def open_asi(workplace: Workplace, folder: RunFolder, settings: Mapping[str, Any
         view = searcher.current_view()
         if searcher.looks_at_centres and (centres := view.centres) is not None:
             each += centres.vectors.nbytes / len(workplace.keys)
-        if searcher.looks_at_codes and (codes := view.code_vectors) is not None:
+        needs_codes = searcher.looks_at_codes and searcher.all_centres(view) is None
+        if needs_codes and (codes := view.code_vectors) is not None:
             each += codes.vectors.nbytes / len(workplace.keys)
     batch = workplace.pairs(workplace.texts.pairs, config.train.batch).batch
     return Built(searcher, trained, training_of(folder, batch), each, docids, index.close)
