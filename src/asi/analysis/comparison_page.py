@@ -15,8 +15,8 @@ from asi.systems.workplace import WHOLE_TEXT, Workplace
 
 OURS = "asi"
 COLUMNS = (
-    "system", "docid R@1", "docid R@5", "docid R@10", "expected R@10", "R@1", "R@5", "R@10", "MRR@10", "p against asi",
-    "D/Q", "D/ID", "invalid", "parameters", "training min", "bytes / document", "ms / query, alone",
+    "system", "docid R@1", "docid R@5", "docid R@10", "docid MRR@10", "expected R@10", "R@1", "R@5", "R@10", "MRR@10",
+    "p against asi", "D/Q", "D/ID", "invalid", "parameters", "training min", "bytes / document", "ms / query, alone",
     "ms / query, of 32", "takes new",
 )  # fmt: skip
 TRAINING_COLUMNS = ("system", "steps", "pairs seen", "R@10 of trained queries")
@@ -41,8 +41,9 @@ def comparison_page(
     introduction = [
         f"`{workplace.dataset.name}`, {datetime.date.today()}: {len(workplace.keys):,} documents, of which "
         f"{len(np.unique(workplace.texts.pairs[:, 1])):,} have training queries. Encoder {terms.encoder}, "
-        f"frozen for all; {terms.minutes:g} minutes of training each, what the encoder makes of texts and the "
-        f"pseudo queries not counted; seed {terms.seed}. {side}",
+        f"frozen for all; {terms.minutes:g} minutes of training each (planned from the speed of the first steps; the "
+        "table has what it took), what the encoder makes of texts and the pseudo queries not counted; seed "
+        f"{terms.seed}. {side}",
         f"The {len(workplace.keys) - len(workplace.known):,} documents of test_unseen (and of other splits so named) "
         "have no training query and are new when training has ended: a system that can't take new documents can't find "
         "them. All others may be learnt, from their texts and pseudo queries too. "
@@ -98,7 +99,7 @@ def split_table(systems: Sequence[System], measured: Mapping[str, Measured], spl
         rows.append(
             [
                 system.name,
-                *(docid.get(name) for name in ("R@1", "R@5", "R@10")),
+                *(docid.get(name) for name in ("R@1", "R@5", "R@10", "MRR@10")),
                 (report.expectation or {}).get("R@10"),
                 *(document.get(name) for name in ("R@1", "R@5", "R@10", "MRR@10")),
                 chances.get(system.name),
