@@ -19,7 +19,7 @@ import numpy as np
 from ir_measures import RR, R, nDCG
 from numpy.typing import NDArray
 
-from asi.arrays import expand_ranges
+from asi.arrays import Groups, expand_ranges
 from asi.errors import DataError
 from asi.records import Docid, Hit, Qrel
 
@@ -42,6 +42,11 @@ class Buckets(NamedTuple):
         """Group the documents' docids (N, m)."""
         _, first, rows, sizes = np.unique(packed(docids), return_index=True, return_inverse=True, return_counts=True)
         return cls(docids[first], sizes, rows)
+
+    @property
+    def documents(self) -> Groups:
+        """The documents of each bucket."""
+        return Groups.of(self.of_document, len(self.sizes))
 
     def find(self, docids: NDArray[Any]) -> Ints:
         """The row of each docid of (n, m), or INVALID where no document has it: (n,)."""
@@ -128,11 +133,11 @@ def relevant_found(buckets: Buckets, opened: Ints, relevant: Sequence[Collection
 
 def opened_documents(buckets: Buckets, opened: Ints) -> Ints:
     """All (query, document) rows (n, 2) that the opened buckets (Q, TOP) hold, query by query."""
-    ends = np.append(np.cumsum(buckets.sizes), [0, 0])  # INVALID and NOTHING index the empty ranges at the end
-    starts = ends - np.append(buckets.sizes, [0, 0])
+    by_bucket = buckets.documents
+    starts = np.append(by_bucket.offsets[:-1], [0, 0])  # INVALID and NOTHING index the empty ranges at the end
+    ends = np.append(by_bucket.offsets[1:], [0, 0])
     items, owners = expand_ranges(starts[opened.ravel()], ends[opened.ravel()])
-    by_bucket = np.argsort(buckets.of_document, kind="stable")
-    return np.stack([owners // opened.shape[1], by_bucket[items]], axis=1)
+    return np.stack([owners // opened.shape[1], by_bucket.rows[items]], axis=1)
 
 
 def invalid_share(opened: Ints) -> float:

@@ -72,8 +72,7 @@ def mean_and_deviation(values: NDArray[np.float32]) -> tuple[float, float]:
 
 def pairs_with_one_docid(buckets: Buckets, draw: np.random.Generator) -> NDArray[np.int64]:
     """Different pairs of documents of one bucket, the bucket drawn in proportion to its documents: (n, 2)."""
-    order = np.argsort(buckets.of_document, kind="stable")
-    ends = np.cumsum(buckets.sizes)
+    order, offsets = buckets.documents
     shared = np.flatnonzero(buckets.sizes[buckets.of_document] > 1)
     if not len(shared):
         return np.empty((0, 2), dtype=np.int64)
@@ -81,7 +80,7 @@ def pairs_with_one_docid(buckets: Buckets, draw: np.random.Generator) -> NDArray
     rows = buckets.of_document[first]
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
-    start, size = ends[rows] - buckets.sizes[rows], buckets.sizes[rows]
+    start, size = offsets[rows], buckets.sizes[rows]
     step = draw.integers(1, size)  # to another document of the bucket
     pairs = np.stack([first, order[start + (place[first] - start + step) % size]], axis=1)
     return np.unique(np.sort(pairs, axis=1), axis=0)  # a pair that is drawn twice is no more evidence

@@ -15,6 +15,7 @@ from asi.errors import CheckpointError
 from asi.evaluation import DocidMap
 from asi.index import Index
 from asi.indexing import row_shape
+from asi.metrics import Buckets
 from asi.records import Docid, Hit
 from asi.run import Reporter, train
 from asi.search import Searcher
@@ -115,14 +116,12 @@ class BucketRetriever:
     def __init__(self, dense: DenseRetriever, of_documents: NDArray[np.int64]) -> None:
         self.dense = dense
         self.of_documents = of_documents
-        docids, self.bucket = np.unique(of_documents, axis=0, return_inverse=True)
-        self.codes: list[Docid] = [tuple(docid) for docid in docids.tolist()]
-        sums = np.zeros((len(docids), dense.vectors.shape[1]), dtype=np.float32)
-        np.add.at(sums, self.bucket.ravel(), dense.vectors)
+        buckets = Buckets.of(of_documents)
+        self.codes: list[Docid] = [tuple(docid) for docid in buckets.docids.tolist()]
+        sums = np.zeros((len(buckets.docids), dense.vectors.shape[1]), dtype=np.float32)
+        np.add.at(sums, buckets.of_document, dense.vectors)
         self.centres = F.normalize(torch.from_numpy(sums), dim=-1)
-        order = np.argsort(self.bucket.ravel(), kind="stable")
-        self.members = order
-        self.starts = np.searchsorted(self.bucket.ravel()[order], np.arange(len(docids) + 1))
+        self.documents = buckets.documents
 
     def ranked(self, queries: Sequence[str], count: int) -> tuple[list[list[int]], list[list[float]]]:
         vectors = torch.from_numpy(self.dense.query_vectors(queries))
@@ -139,7 +138,7 @@ class BucketRetriever:
             hits = [
                 Hit(self.dense.workplace.keys[document], score, self.codes[row])
                 for row, score in zip(rows, scores, strict=True)
-                for document in self.members[self.starts[row] : self.starts[row + 1]].tolist()
+                for document in self.documents.members(row).tolist()
             ]
             answers.append(hits[:k])
         return answers

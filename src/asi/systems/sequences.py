@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asi.arrays import Groups
 from asi.batches import Batch, TrainingPairs
 from asi.beam import PrefixTree, beam_search
 from asi.features import Features, encode
@@ -143,9 +144,7 @@ class SequenceRetriever:
         table, buckets = np.unique(identifiers.codes, axis=0, return_inverse=True)
         self.tree = PrefixTree(table, identifiers.V)
         self.count = len(table)
-        order = np.lexsort((identifiers.documents, buckets.ravel()))
-        self.members = identifiers.documents[order]  # documents by docid
-        self.starts = np.searchsorted(buckets.ravel()[order], np.arange(len(table) + 1))
+        self.by_docid = Groups.of(buckets.ravel(), len(table))
         self.of_documents = np.full((len(workplace.keys), 1), -1, dtype=np.int64)
         last_first = slice(None, None, -1)  # so that of several docids of a document the first one stays
         self.of_documents[identifiers.documents[last_first], 0] = buckets.ravel()[last_first]
@@ -176,7 +175,8 @@ class SequenceRetriever:
         """
         if any(query not in self.generated for query in queries):
             self.search(queries, count)
-        first = self.of_documents[self.members[self.starts[:-1]], 0]  # of each docid's first document
+        first_documents = self.identifiers.documents[self.by_docid.rows[self.by_docid.offsets[:-1]]]
+        first = self.of_documents[first_documents, 0]
         found: list[list[Docid]] = [[] for _ in queries]
         for query, own in zip(queries, found, strict=True):
             places = enumerate(self.generated[query])
@@ -194,8 +194,9 @@ class SequenceRetriever:
 
     def opened(self, rows: list[int], scores: list[float], k: int) -> list[Hit]:
         hits: dict[int, Hit] = {}
-        for row, score in zip(rows, scores, strict=True):
-            for document in self.members[self.starts[row] : self.starts[row + 1]].tolist() if row >= 0 else ():
+        valid = ((row, score) for row, score in zip(rows, scores, strict=True) if row >= 0)
+        for row, score in valid:
+            for document in self.identifiers.documents[self.by_docid.members(row)].tolist():
                 hits.setdefault(document, Hit(self.workplace.keys[document], score, (row,)))
             if len(hits) >= k:
                 break
