@@ -39,6 +39,12 @@ class Identifiers(NamedTuple):
     def bytes_each(self) -> int:
         return self.codes.shape[1] * (1 if self.V <= 256 else 2)
 
+    def first_rows(self, count: int) -> Rows:
+        """The row of the first identifier of each of so many documents (count,); -1 for those that have none."""
+        rows = np.full(count, -1)
+        rows[self.documents[::-1]] = np.arange(len(self.documents))[::-1]
+        return rows
+
 
 def padded(sequences: Sequence[Sequence[int]]) -> Rows:
     width = max(1, *map(len, sequences))

@@ -26,7 +26,7 @@ from asi.systems.decoders import PrefixAwareDecoder, PrefixAwareGeneration, Shap
 from asi.systems.identifiers import END, Identifiers
 from asi.systems.steps import UntilTheEnd
 from asi.systems.words import WordCodes
-from asi.systems.workplace import Built, Source, Workplace, parameters_of
+from asi.systems.workplace import Built, Reading, Source, Workplace, parameters_of
 from asi.training import Nothing, ParameterGroup, StagedObjective
 
 BATCH = 64
@@ -145,9 +145,8 @@ class SequenceRetriever:
         self.tree = PrefixTree(table, identifiers.V)
         self.count = len(table)
         self.by_docid = Groups.of(buckets.ravel(), len(table))
-        self.of_documents = np.full((len(workplace.keys), 1), -1, dtype=np.int64)
-        last_first = slice(None, None, -1)  # so that of several docids of a document the first one stays
-        self.of_documents[identifiers.documents[last_first], 0] = buckets.ravel()[last_first]
+        first = identifiers.first_rows(len(workplace.keys))
+        self.of_documents = np.where(first >= 0, buckets.ravel()[first], -1)[:, None]
         self.generated: dict[str, list[int]] = {}  # what search has generated for a query, for measures of docids
 
     @torch.inference_mode()
@@ -194,13 +193,31 @@ class SequenceRetriever:
 
     def opened(self, rows: list[int], scores: list[float], k: int) -> list[Hit]:
         hits: dict[int, Hit] = {}
-        valid = ((row, score) for row, score in zip(rows, scores, strict=True) if row >= 0)
-        for row, score in valid:
+        for row, score in ((row, score) for row, score in zip(rows, scores, strict=True) if row >= 0):
             for document in self.identifiers.documents[self.by_docid.members(row)].tolist():
                 hits.setdefault(document, Hit(self.workplace.keys[document], score, (row,)))
             if len(hits) >= k:
                 break
         return list(hits.values())[:k]
+
+
+def training_stages(
+    workplace: Workplace, settings: SequenceSettings, identifiers: Identifiers, reading: Reading
+) -> list[tuple[float, TrainingPairs]]:
+    """What is learnt until when: pairs of a text that is read and the row of a docid."""
+    batch = batch_of(identifiers.codes, identifiers.V, ends=identifiers.ends)
+    first_rows = identifiers.first_rows(len(workplace.keys))
+
+    def pairs_of(source: str) -> NDArray[np.int64]:
+        texts, documents = reading.pairs(source).T
+        pick = settings.pick
+        targets = pick(workplace, identifiers, reading.sources[source]) if pick else first_rows[documents]
+        return np.stack([texts, targets], axis=1)
+
+    return [
+        (stage.until, workplace.pairs(np.concatenate([pairs_of(source) for source in stage.sources]), batch))
+        for stage in settings.stages
+    ]
 
 
 def build_sequences(workplace: Workplace, name: str, settings: SequenceSettings) -> Built:
@@ -219,18 +236,7 @@ def build_sequences(workplace: Workplace, name: str, settings: SequenceSettings)
         begin_as_dense(decoder, workplace.documents.pooled[identifiers.documents], identifiers.codes[:, 0])
     reading = workplace.reading(list(dict.fromkeys(name for stage in settings.stages for name in stage.sources)))
     codes = torch.from_numpy(identifiers.codes)
-    first_row = np.full(len(workplace.keys), -1, dtype=np.int64)
-    first_row[identifiers.documents[::-1]] = np.arange(len(identifiers.documents))[::-1]
-    stages = []
-    batch = batch_of(identifiers.codes, V, ends=identifiers.ends)
-    for stage in settings.stages:
-        parts = []
-        for read in stage.sources:
-            pairs = reading.pairs(read)
-            pick = settings.pick
-            targets = pick(workplace, identifiers, reading.sources[read]) if pick else first_row[pairs[:, 1]]
-            parts.append(np.stack([pairs[:, 0], targets], axis=1))
-        stages.append((stage.until, workplace.pairs(np.concatenate(parts), batch)))
+    stages = training_stages(workplace, settings, identifiers, reading)
     objective = SequenceObjective(
         decoder, workplace.encoder, reading.features, codes, stages, ends=identifiers.ends, words=words
     )
