@@ -225,8 +225,8 @@ ROWS = (
     ),
     asi(
         "asi-random-docids",
-        "asi with docids that mean nothing and are nearly unique: documents are found by filling up with the nearest "
-        "vectors, what the decoder does is seen in docid-level recall",
+        "asi with docids that mean nothing and are nearly unique: documents are found by the nearest vectors, and so "
+        "are docids, because the beam looks ahead to these; what random docids do is seen in asi-random-by-docids",
         VARIANTS["random-docids"],
     ),
     by_docids("asi-random-by-docids", "asi-random-docids"),
