@@ -10,7 +10,7 @@ import asi
 SOURCE = Path(asi.__file__).parent
 
 LAYERS = [
-    "records errors arrays folders memory precision texts",
+    "records errors arrays array_cache folders memory precision texts",
     "config metrics significance losses quantiser t5 beam rows trec database snapshot",
     "encoder corpora store",
     "model datasets lengths",
@@ -18,6 +18,8 @@ LAYERS = [
     "centres code_vectors matching pretrained training",
     "objective indexing judges",
     "view",
+    "docid_search",
+    "candidates",
     "search",
     "run evaluation generator",
     "index expansion",

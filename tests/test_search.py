@@ -8,16 +8,18 @@ import pytest
 import torch
 
 from asi.analysis.report import build_report
+from asi.candidates import Candidates, best_of_each_query, candidates_of
 from asi.checkpoint import load_model
 from asi.config import SearchConfig, preset, with_overrides
 from asi.datasets import open_dataset
+from asi.docid_search import Docids, one_pass, one_pass_scores
 from asi.errors import ConfigError, StoreError
 from asi.index import Index, examine, rebuild
 from asi.judges import TfidfJudge
 from asi.ranking import unpack
 from asi.records import Document
 from asi.run import train
-from asi.search import Candidates, Docids, Searcher, best_of_each_query, candidates_of, one_pass, one_pass_scores
+from asi.search import Searcher
 from asi.store import Store
 from asi.view import View
 

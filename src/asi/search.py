@@ -17,52 +17,27 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asi.arrays import expand_ranges
-from asi.beam import beam_search, stable_topk
+from asi.beam import stable_topk
+from asi.candidates import Candidates, best_of_each_query, candidates_of
 from asi.checkpoint import LoadedModel
 from asi.config import SearchConfig
+from asi.docid_search import Docids, NearDocids, constrained_beams, one_pass, one_pass_scores, plain_beams
 from asi.encoder import TokenisedTexts
 from asi.errors import ConfigError
 from asi.features import Features
 from asi.indexing import row_shape
 from asi.matching import match, query_tokens
-from asi.model import Encoded, Generation
+from asi.model import Encoded
 from asi.ranking import unpack
 from asi.records import Docid, Document, Hit
-from asi.snapshot import Snapshot
 from asi.store import Store
 from asi.view import BucketCentres, View, Views
 
 QUERIES_PER_BATCH = 64
 SMALLEST_BATCH = 4  # below this, matrix products take another path and round differently
-SCORES_AT_ONCE = 2**24  # queries x docids scored together in one-pass
 CANDIDATE_SHARE = 0.02  # of the corpus, that is ranked where no number is given
 LEAST_CANDIDATES = 100
 WORST_MATCH = -1.0
-
-
-class Docids(NamedTuple):
-    """The docids found for Q queries, best first: rows of the snapshot's table, -1 for docids that nothing has."""
-
-    rows: NDArray[np.int64]  # (Q, K)
-    scores: NDArray[np.float32]  # (Q, K); -inf where there are fewer than K
-    codes: NDArray[np.int64]  # (Q, K, m)
-
-    def best(self, count: int) -> list[list[Docid]]:
-        """The first `count` of each query."""
-        return [
-            [tuple(docid) for docid in codes[np.isfinite(scores)][:count].tolist()]
-            for codes, scores in zip(self.codes, self.scores, strict=True)
-        ]
-
-
-class Candidates(NamedTuple):
-    """Documents of the docids' buckets, all queries in one flat list, in the order of the docids."""
-
-    query: NDArray[np.int64]  # (n,)
-    row: NDArray[np.int64]  # (n,) the docid's row
-    number: NDArray[np.int64]  # (n,) the document's number in the store
-    score: NDArray[np.float32]  # (n,) the docid's score
 
 
 class Searcher:
@@ -217,7 +192,7 @@ class Searcher:
             return one_pass_scores(self.code_scores(query, logits, view), view)
         return one_pass_scores(logits.log_softmax(-1), view) + self.config.code_weight * nearness
 
-    def near_docids(self, query: "PaddedQueries", by_codes: Tensor, view: View, count: int) -> "NearDocids":
+    def near_docids(self, query: "PaddedQueries", by_codes: Tensor, view: View, count: int) -> NearDocids:
         """`count` docids in use that are near to each query, if there are as many: by their codes alone, or by the
         centres of those buckets that are best by their codes, if some are looked at."""
         if not self.looks_at_centres or (centres := view.centres) is None:
@@ -303,115 +278,6 @@ class PaddedQueries(NamedTuple):
         return F.normalize(self.x, dim=-1)  # (Q, D) what documents, buckets and codes are compared with
 
 
-class NearDocids(NamedTuple):
-    """Docids in use, nearest first: scores and rows, both (Q, n)."""
-
-    scores: Tensor
-    rows: Tensor
-
-
 EncodedQueries = list[
     tuple[NDArray[np.int64], PaddedQueries]
 ]  # groups of one padded length: places in the list, queries
-
-
-def one_pass_scores(code_scores: Tensor, view: View) -> Tensor:
-    """Scores (Q, U) of all docids in use by what every code is worth (Q, m, V): m look-ups and m - 1 additions."""
-    scores = code_scores[:, 0].index_select(1, view.columns[0])
-    for i in range(1, len(view.columns)):
-        scores = scores + code_scores[:, i].index_select(1, view.columns[i])
-    return scores
-
-
-def one_pass(code_scores: Tensor, view: View, count: int) -> Docids:
-    """The best `count` of all docids in use, by their codes on the query alone."""
-    codes = view.snapshot.codes
-    size = max(1, SCORES_AT_ONCE // max(1, len(codes)))
-    tops = [stable_topk(one_pass_scores(part, view), count) for part in code_scores.split(size)]
-    scores, rows = (torch.cat(parts).cpu().numpy() for parts in zip(*tops, strict=True))
-    return Docids(rows, scores, codes[rows].astype(np.int64))
-
-
-def plain_beams(generation: Generation, view: View, beams: int, count: int) -> Docids:
-    """The paper's beam search: any m codes, of which some may be no document's docid."""
-    found = beam_search(generation, len(view.tree.levels), beams)
-    codes = found.codes[:count].cpu()
-    return Docids(view.tree.find(codes).numpy(), found.scores[:count].cpu().numpy(), codes.numpy())
-
-
-def constrained_beams(
-    generation: Generation,
-    filling: "NearDocids",
-    ahead: list[Tensor] | None,
-    view: View,
-    beams: int,
-    count: int,
-) -> Docids:
-    """The beam's docids, then the near ones that are not among them."""
-    beams = min(beams, len(view.snapshot.codes))
-    found = beam_search(generation, len(view.tree.levels), beams, view.tree, ahead=ahead)
-    assert found.rows is not None
-    rows, scores = found.rows[:count], found.scores[:count].cpu()
-    near, near_rows = (part.cpu() for part in filling)
-    is_new = ~(near_rows[:, :, None] == rows[:, None, :]).any(-1)
-    order = (~is_new).to(torch.uint8).sort(dim=1, stable=True).indices  # the new ones first
-    # A filled docid never stands before a generated one: its score is lowered below the last of them.
-    last = scores.masked_fill(scores.isinf(), torch.inf).amin(1, keepdim=True)
-    lowered = (near + (last - near[:, :1]).clamp(max=0)).masked_fill(~is_new, -torch.inf)
-    all_rows = torch.cat([rows, near_rows.gather(1, order)], dim=1).numpy()
-    all_scores = torch.cat([scores, lowered.gather(1, order)], dim=1).numpy()
-    return Docids(all_rows, all_scores, view.snapshot.codes[all_rows].astype(np.int64))
-
-
-def candidates_of(
-    docids: Docids, snapshot: Snapshot, limit: int, least: int, bucket_cap: int | None = None
-) -> Candidates:
-    """The documents of the docids' buckets, best docid first: buckets that fit into `limit` documents for a query.
-
-    A bucket is taken whole or not at all, because which of its documents is best is seen only in ranking; and taken
-    even if it does not fit, as long as there are fewer than `least` documents that may be shown. What room a bucket
-    that does not fit has left goes to those behind it.
-    """
-    valid = (docids.rows >= 0) & np.isfinite(docids.scores)
-    rows = np.where(valid, docids.rows, 0)
-    sizes = np.where(valid, snapshot.offsets[rows + 1] - snapshot.offsets[rows], 0)
-    shown = sizes if bucket_cap is None else np.minimum(sizes, bucket_cap)
-    is_needed = np.cumsum(shown, axis=1) - shown < least
-    taken = is_needed | (np.cumsum(sizes, axis=1) <= limit)
-    while True:  # each round takes as many as fit side by side, the first of them at least
-        room = limit - np.where(taken, sizes, 0).sum(axis=1, keepdims=True)
-        fits = ~taken & (sizes > 0) & (sizes <= room)
-        if not fits.any():
-            break
-        taken |= fits & (np.cumsum(np.where(fits, sizes, 0), axis=1) <= room)
-    sizes = np.where(taken, sizes, 0)
-    starts = snapshot.offsets[rows]
-    items, owners = expand_ranges(starts.ravel(), (starts + sizes).ravel())
-    K = docids.rows.shape[1]
-    return Candidates(
-        owners // K, rows.ravel()[owners], snapshot.numbers[items].astype(np.int64), docids.scores.ravel()[owners]
-    )
-
-
-def best_of_each_query(
-    candidates: Candidates, scores: NDArray[np.float32], k: int, bucket_cap: int | None, queries: int
-) -> NDArray[np.int64]:
-    """Indices of each query's k best candidates, best first; equal scores in the order of document numbers."""
-    order = np.lexsort((candidates.number, -scores, candidates.query))
-    if bucket_cap is not None:
-        order = order[rank_within(candidates.query[order], candidates.row[order]) < bucket_cap]
-    place = (
-        np.arange(len(order)) - np.searchsorted(candidates.query[order], np.arange(queries))[candidates.query[order]]
-    )
-    return order[place < k]
-
-
-def rank_within(queries: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each item of a ranked list: how many items of the same query and bucket stand before it."""
-    order = np.lexsort((np.arange(len(rows)), rows, queries))
-    starts = np.ones(len(order), dtype=bool)
-    starts[1:] = (queries[order][1:] != queries[order][:-1]) | (rows[order][1:] != rows[order][:-1])
-    first = np.maximum.accumulate(np.where(starts, np.arange(len(order)), 0))
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order)) - first
-    return rank
