@@ -80,3 +80,27 @@ def test_all_states_in_the_cache_serve_who_wants_some(encoder_folder, tmp_path):
     )
     assert not calls
     assert np.array_equal(some.states[np.arange(4)], whole.states[:4])
+
+
+def test_pooled_vectors_of_who_kept_some_states_serve_who_wants_none(encoder_folder, tmp_path):
+    model, tokens = model_and_tokens(encoder_folder, 2)
+    wanted, calls = np.arange(len(tokens.ids)) < 4, []
+    some = compute_features(model, tokens, keep_states=True, of_tokens=wanted, cache=tmp_path)
+    none = compute_features(model, tokens, keep_states=False, cache=tmp_path, progress=lambda *n: calls.append(n))
+    assert not calls
+    assert none.states is None
+    assert np.array_equal(none.pooled, some.pooled)
+
+
+def test_what_an_interrupted_process_left_is_not_taken_for_the_whole(encoder_folder, tmp_path):
+    model, tokens = model_and_tokens(encoder_folder, 2)
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compute_features(model, tokens, keep_states=True, cache=tmp_path, progress=stop)
+    calls = []
+    features = compute_features(model, tokens, keep_states=True, cache=tmp_path, progress=lambda *n: calls.append(n))
+    assert calls
+    assert np.array_equal(features.pooled, compute_features(model, tokens, keep_states=False).pooled)

@@ -4,9 +4,7 @@ With a wholly frozen encoder a document is one vector, so that training costs mi
 """
 
 import hashlib
-import os
 import random
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from asi.array_cache import ArrayCache
 from asi.encoder import TokenisedTexts
 from asi.model import Asi, Encoded
 
@@ -78,24 +77,40 @@ def compute_features(
 ) -> Features:
     """Run the frozen layers over all texts, and keep the states of all tokens, or of those that are named.
 
-    The result goes to a folder under `cache`, and is taken from there if the same encoder has already been over the
-    same texts: in this run, or in another one with the same cache.
+    The result goes to files in the folder `cache`; what the same encoder has made of the same texts already, in this
+    run or in another one with the same cache, is taken from there.
     """
-    frozen = model.encoder.is_frozen
-    keep_states = keep_states and model.encoder.frozen_layers > 0
-    if not frozen and not keep_states:
+    wants_pooled = model.encoder.is_frozen
+    wants_states = keep_states and model.encoder.frozen_layers > 0
+    if not wants_pooled and not wants_states:
         return Features(tokens, None, None)
-    of_tokens = of_tokens if keep_states else None
-    place = cache / cache_key(model, tokens, frozen, keep_states, of_tokens) if cache is not None else None
-    if place is not None and place.exists():
-        return read_cache(place, tokens, frozen, keep_states, of_tokens)
-    if cache is not None and (whole := cache / cache_key(model, tokens, frozen, True)).exists():
-        return read_cache(whole, tokens, frozen, keep_states)  # it has what is wanted, and more states
-    width = model.encoder.shape.width
-    pooled = np.empty((len(tokens), width), dtype=np.float32) if frozen else None
-    beside = begin_cache(place) if place is not None else None
-    kept_tokens = of_tokens if of_tokens is not None else np.ones(len(tokens.ids), dtype=bool)
-    states = new_states(beside, (int(kept_tokens.sum()), width)) if keep_states else None
+    arrays = ArrayCache(cache)
+    keys = cache_keys(model, tokens, of_tokens) if cache is not None else CacheKeys("", "", "")
+    pooled = arrays.find(keys.pooled, mapped=False) if wants_pooled else None
+    states = find_states(arrays, keys, of_tokens) if wants_states else None
+    lacks_pooled, lacks_states = wants_pooled and pooled is None, wants_states and states is None
+    if lacks_pooled or lacks_states:
+        width = model.encoder.shape.width
+        kept = of_tokens if of_tokens is not None else np.ones(len(tokens.ids), dtype=bool)
+        new_pooled = arrays.new(keys.pooled, (len(tokens), width), np.float32) if lacks_pooled else None
+        new_states = arrays.new(keys.states, (int(kept.sum()), width), np.float16) if lacks_states else None
+        run_frozen_layers(model, tokens, new_pooled, new_states, kept, progress)
+        if new_pooled is not None:
+            pooled = arrays.keep(keys.pooled, new_pooled, mapped=False)
+        if new_states is not None:
+            states = looked_up(arrays.keep(keys.states, new_states, mapped=True), of_tokens)
+    return Features(tokens, pooled, states)
+
+
+def run_frozen_layers(
+    model: Asi,
+    tokens: TokenisedTexts,
+    pooled: NDArray[np.float32] | None,
+    states: NDArray[np.float16] | None,
+    kept_tokens: NDArray[np.bool_],
+    progress: Progress | None,
+) -> None:
+    """Fill the arrays that are given: the pooled vectors of all texts, and the states of the tokens that are kept."""
     row_of = rows_among(kept_tokens)
     done = 0
     batches = tokens.batches(TOKENS_PER_BATCH)
@@ -113,14 +128,6 @@ def compute_features(
         done += len(rows)
         if progress is not None:
             progress(done, len(tokens))
-    if place is None or beside is None:
-        return Features(tokens, pooled, looked_up(states, of_tokens))
-    if pooled is not None:
-        np.save(beside / "pooled.npy", pooled)
-    if isinstance(states, np.memmap):
-        states.flush()
-    finish_cache(beside, place)
-    return read_cache(place, tokens, frozen, keep_states, of_tokens)
 
 
 def encode(model: Asi, features: Features, rows: NDArray[np.int64], *, states: bool = True) -> Encoded:
@@ -163,51 +170,40 @@ def on_device(model: Asi, array: NDArray[np.floating[Any]]) -> Tensor:
     return torch.from_numpy(array).to(model.device, model.dtype)
 
 
-def cache_key(
-    model: Asi, tokens: TokenisedTexts, pooled: bool, states: bool, of_tokens: NDArray[np.bool_] | None = None
-) -> str:
-    """Changes with the frozen weights, how they are computed with, the pooling, the texts and what is kept of them."""
-    digest = hashlib.sha256(f"{model.config.pooling} {model.encoder.precision} {pooled} {states}".encode())
+class CacheKeys(NamedTuple):
+    """Under which names results are kept: they change with what the results depend on."""
+
+    pooled: str
+    states: str  # of the tokens that are named
+    all_states: str
+
+
+def cache_keys(model: Asi, tokens: TokenisedTexts, of_tokens: NDArray[np.bool_] | None) -> CacheKeys:
+    """From the frozen weights, how they are computed with, the texts, the pooling and the tokens that are named."""
+    digest = hashlib.sha256(str(model.encoder.precision).encode())
     for name, weight in model.encoder.state_dict().items():
         if not name.startswith("layers.") or int(name.split(".")[1]) < model.encoder.frozen_layers:
             digest.update(weight.cpu().numpy().tobytes())
     digest.update(tokens.ids.tobytes())
     digest.update(tokens.offsets.tobytes())
-    if of_tokens is not None:
-        digest.update(np.packbits(of_tokens).tobytes())
-    return digest.hexdigest()[:32]
+
+    def key(kept: bytes) -> str:
+        own = digest.copy()
+        own.update(kept)
+        return own.hexdigest()[:32]
+
+    all_states = key(b"states")
+    named = key(b"states" + np.packbits(of_tokens).tobytes()) if of_tokens is not None else all_states
+    return CacheKeys(key(f"pooled {model.config.pooling}".encode()), named, all_states)
 
 
-def read_cache(
-    place: Path, tokens: TokenisedTexts, pooled: bool, states: bool, of_tokens: NDArray[np.bool_] | None = None
-) -> Features:
-    return Features(
-        tokens,
-        np.load(place / "pooled.npy") if pooled else None,
-        looked_up(np.load(place / "states.npy", mmap_mode="r") if states else None, of_tokens),
-    )
+def find_states(arrays: ArrayCache, keys: CacheKeys, of_tokens: NDArray[np.bool_] | None) -> States | None:
+    """Those of all tokens serve too who wants some."""
+    if (whole := arrays.find(keys.all_states, mapped=True)) is not None:
+        return whole
+    named = arrays.find(keys.states, mapped=True)
+    return looked_up(named, of_tokens) if named is not None else None
 
 
-def looked_up(states: NDArray[np.float16] | None, of_tokens: NDArray[np.bool_] | None) -> States | None:
-    return states if states is None or of_tokens is None else SomeStates(states, of_tokens)
-
-
-def new_states(beside: Path | None, shape: tuple[int, int]) -> NDArray[np.float16]:
-    """Room for the token states: in a file if there is a cache, because memory may not hold those of a large corpus."""
-    if beside is None:
-        return np.empty(shape, dtype=np.float16)
-    return np.lib.format.open_memmap(beside / "states.npy", mode="w+", dtype=np.float16, shape=shape)
-
-
-def begin_cache(place: Path) -> Path:
-    beside = place.with_name(f".{place.name}.{os.getpid()}")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
-    return beside
-
-
-def finish_cache(beside: Path, place: Path) -> None:
-    if place.exists():  # another process was faster: the same content
-        shutil.rmtree(beside)
-    else:
-        beside.rename(place)
+def looked_up(states: NDArray[np.float16], of_tokens: NDArray[np.bool_] | None) -> States:
+    return states if of_tokens is None else SomeStates(states, of_tokens)
