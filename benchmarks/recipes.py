@@ -3,8 +3,9 @@
 python benchmarks/recipes.py --out FOLDER --data hpo --data pydoc --steps 400 \
     --recipe default --recipe "longer: model.m=3 loss.match=1"
 
-A recipe is a name and overrides of the default settings; `dense:` trains the ranking vectors alone, the bi-encoder to
-beat, and the word `more` among the overrides trains on pseudo queries too. `--pairs 800` leaves so few to train on.
+A recipe is a name and overrides of the default settings; one whose name begins with `dense` trains the ranking vectors
+alone, the bi-encoder to beat, with `docids` the preset of that name (vectors are kept to be measured too). The word
+`more` among the overrides trains on pseudo queries too. `--pairs 800` leaves so few to train on.
 Runs that are finished are not trained again; every row goes to FOLDER/recipes.jsonl too.
 """
 
@@ -17,7 +18,7 @@ import numpy as np
 from bi_encoder import DENSE
 
 from asi.batches import contents
-from asi.config import Config, with_overrides
+from asi.config import Config, preset, with_overrides
 from asi.datasets import Dataset, WithMorePairs, open_dataset
 from asi.distributed import choose_device
 from asi.evaluation import DocidMap, judged_queries, share_of_equal_docids
@@ -112,6 +113,12 @@ def with_pseudo_queries(dataset: HeldOut, folder: Path, cache: Path) -> Dataset:
     return WithMorePairs(dataset, str(file))
 
 
+def base_of(recipe: str) -> Config:
+    if recipe.startswith("docids"):
+        return with_overrides(preset("docids"), ["index.vectors=true"])
+    return with_overrides(Config(), DENSE if recipe.startswith("dense") else ())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -126,10 +133,9 @@ def main() -> None:
         for recipe in arguments.recipe:
             name, _, overrides = recipe.partition(":")
             words = overrides.split()
-            settings = [*(DENSE if name == "dense" else ()), *(word for word in words if word != "more")]
-            config = with_overrides(
-                Config(), [f"train.steps={arguments.steps}", f"train.seed={arguments.seed}", *settings]
-            )
+            settings = [word for word in words if word != "more"]
+            length = [f"train.steps={arguments.steps}", f"train.seed={arguments.seed}"]
+            config = with_overrides(base_of(name), [*length, *settings])
             few = f"-{arguments.pairs}" if arguments.pairs else ""
             out, cache = arguments.out / f"{Path(data).name}{few}", arguments.out / "cache"
             folder = out / f"{name}-{arguments.steps}-{arguments.seed}"

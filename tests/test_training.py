@@ -21,9 +21,10 @@ from asi.datasets import open_dataset
 from asi.distributed import Processes
 from asi.encoder import load_encoder, load_tokeniser
 from asi.errors import Interrupted
-from asi.features import compute_features
+from asi.features import compute_features, encode
 from asi.model import Asi
 from asi.objective import AsiObjective, feature_dropout
+from asi.quantiser import fit_quantiser
 from asi.run import Silence, train
 from asi.training import Trainer, lr_share, planned_steps, residual_group
 
@@ -376,6 +377,28 @@ def test_heads_start_once_even_if_the_run_is_stopped(tmp_path, beir, toy_config,
     assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "x"))
     start = [json.loads(line) for line in (tmp_path / "x" / "log.jsonl").read_text().splitlines()]
     assert start[-1]["losses"].keys() >= {"vector", "match"}
+
+
+@pytest.mark.parametrize("with_queries", [False, True])
+def test_heads_start_from_documents_with_pairs_and_if_wanted_their_queries(
+    toy_config, beir, encoder_folder, monkeypatch, with_queries
+):
+    train = replace(toy_config.train, start_heads=0.2, start_with_queries=with_queries)
+    objective = build_trainer(replace(toy_config, train=train), beir, encoder_folder).objective
+    seen = []
+
+    def fit_and_remember(vectors, *rest):
+        seen.append(vectors)
+        return fit_quantiser(vectors, *rest)
+
+    monkeypatch.setattr("asi.objective.fit_quantiser", fit_and_remember)
+    objective.enter(0.5)
+    queries, documents = (np.unique(own) for own in objective.pairs.pairs[:, :2].T)
+    assert len(documents) < len(objective.documents.tokens)  # the others are new
+    texts = [(objective.documents, documents), *([(objective.queries, queries)] if with_queries else [])]
+    with torch.no_grad():
+        x = torch.cat([encode(objective.model, features, rows, states=False).x for features, rows in texts])
+        assert torch.allclose(torch.cat(seen), objective.model.heads.inner(x))
 
 
 def test_feature_dropout_is_even_and_depends_on_row_and_step_alone():

@@ -122,6 +122,7 @@ class TrainConfig:
     chunk: int = 1024  # pairs that go through the network at once; any value gives the same gradient
     generation_batch: int = 256  # pairs of each step that the decoder learns from, until the docids are frozen
     start_heads: float = 0.3  # share of the run for the vectors alone; then the heads start as a quantiser of them
+    start_with_queries: bool = False  # a quantiser of documents and their queries: new documents are rounded better
     docid_every: int = 4  # steps: between them only ranking vectors and tokens learn; they need more and cheaper steps
     more_share: float = 0.25  # of a batch at most: pairs of --more, such as pseudo queries
     token_batch: int = 128  # pairs of each step whose tokens are matched
@@ -238,7 +239,7 @@ PRESETS: dict[str, Config] = {
     "docids": Config(
         model=ModelConfig(m=32, V=256, token_width=0),
         loss=LossConfig(generation=0.0, contrastive=0.0, reverse=0.0, tokens=0.0, match=0.0, one_pass=1.0),
-        train=TrainConfig(start_heads=0.9, docid_every=1, freeze_docids=1.0, lr=5e-4),
+        train=TrainConfig(start_heads=0.9, start_with_queries=True, docid_every=1, freeze_docids=1.0, lr=5e-4),
         index=IndexConfig(known_queries=False, vectors=False),
         search=SearchConfig(mode="one-pass", ranking="docid"),
     ),

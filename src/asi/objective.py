@@ -25,7 +25,7 @@ from asi.model import Asi, Encoded
 from asi.quantiser import SAMPLE, fit_quantiser
 from asi.training import ParameterGroup, residual_group
 
-DOCUMENTS_AT_ONCE = 256
+TEXTS_AT_ONCE = 256
 TRAINED_TOKENS = 16  # of a query, that are matched in training: fewer than in search, because this is a step's cost
 
 
@@ -145,9 +145,11 @@ class AsiObjective:
 
         Documents without training pairs take no part: to the learned docids they are new.
         """
-        known = np.unique(self.pairs.pairs[:, 1])
-        rows = np.sort(np.random.default_rng(0).permutation(known)[:SAMPLE])
-        found = [self.model.heads.inner(x) for _, x in self.vectors_of(rows)]
+        found = []
+        for features, known in ((self.documents, self.pairs.pairs[:, 1]), (self.queries, self.pairs.pairs[:, 0])):
+            if features is self.documents or self.config.train.start_with_queries:
+                rows = np.sort(np.random.default_rng(0).permutation(np.unique(known))[:SAMPLE])
+                found += [self.model.heads.inner(x) for _, x in self.vectors_of(features, rows)]
         quantiser = fit_quantiser(torch.cat(found), self.model.config.m, self.model.config.V, self.config.train.seed)
         self.model.heads.start_from(quantiser, self.config.loss.vector_temperature)
 
@@ -295,14 +297,15 @@ class AsiObjective:
     @torch.no_grad()
     def docids(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The docids (n, m) that the heads give the documents `rows` now."""
-        found = [docids_of(self.model, self.documents, own, x).cpu().numpy() for own, x in self.vectors_of(rows)]
+        own = self.vectors_of(self.documents, rows)
+        found = [docids_of(self.model, self.documents, some, x).cpu().numpy() for some, x in own]
         return np.concatenate(found) if found else np.empty((0, self.model.config.m), dtype=np.int64)
 
-    def vectors_of(self, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
-        """The documents `rows`, some at a time, each with its x."""
-        for start in range(0, len(rows), DOCUMENTS_AT_ONCE):
-            own = rows[start : start + DOCUMENTS_AT_ONCE]
-            yield own, encode(self.model, self.documents, own, states=False).x
+    def vectors_of(self, texts: Features, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
+        """The texts `rows`, some at a time, each with its x."""
+        for start in range(0, len(rows), TEXTS_AT_ONCE):
+            own = rows[start : start + TEXTS_AT_ONCE]
+            yield own, encode(self.model, texts, own, states=False).x
 
     def health(self, sample: int = 512) -> DocidHealth:
         """Health of the docids of the corpus, or of a sample of it where documents are expensive to encode."""
