@@ -92,6 +92,9 @@ def measure(index: Index, dataset: HeldOut, split: str, cache: Path) -> dict:
     searcher = generating if generating.lacks() is None else index.configured(mode="one-pass")
     scores = docid_scores(docid_map.buckets, searcher.docids(encoded, 10), relevant)
     row["docid"] = [round(scores.docid[key], 3) for key in ("R@1", "R@10")]
+    if generating.lacks() is None:
+        scores = docid_scores(docid_map.buckets, index.configured(mode="beam").docids(encoded, 10), relevant)
+        row["docid by plain beam"] = [round(scores.docid[key], 3) for key in ("R@1", "R@10")]
     row["acc"] = round(share_of_equal_docids(index.searcher.head_docids(encoded), docid_map.docids, relevant), 3)
     health = docid_map.health
     row["d_per_id"], row["largest"] = round(health.d_per_id, 2), round(health.largest_share, 4)
