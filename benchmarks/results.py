@@ -27,6 +27,7 @@ from asi.batches import training_texts
 from asi.checkpoint import FORMAT_VERSION, RunFolder
 from asi.config import Config, ModelConfig, from_dict, preset, to_dict, with_overrides
 from asi.datasets import Dataset, measured_splits, open_dataset
+from asi.errors import ConfigError
 from asi.evaluation import Run, evaluate_documents
 from asi.features import compute_features
 from asi.folders import write_atomically
@@ -86,8 +87,12 @@ class Measured:
     def load(cls, file: Path, wanted: dict[str, Any]) -> "Measured | None":
         """None if it has not been measured, or with other settings, on other data, or by another version."""
         saved = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        if saved:  # settings that there were not yet had the value that is now their default
+        if not saved:
+            return None
+        try:  # settings that there were not yet had the value that is now their default
             saved["settings"] = to_dict(from_dict(saved["settings"]))
+        except ConfigError:  # it has settings that are no more
+            return None
         if {name: saved.get(name) for name in wanted} != wanted:
             return None
         return cls(from_json(saved["reports"]), saved["ranks"], saved["steps"])

@@ -26,7 +26,7 @@ from asi.holdout import HeldOut
 from asi.index import Index
 from asi.indexing import assign
 from asi.metrics import reciprocal_ranks
-from asi.quantiser import Quantiser, fit_quantiser
+from asi.quantiser import fit_quantiser
 from asi.records import Hit, Qrel
 from asi.run import train
 
@@ -68,19 +68,19 @@ class Vectors:
         hits = [[Hit(self.keys[row], -float(place)) for place, row in enumerate(best)] for best in rows.tolist()]
         return float(np.mean([*reciprocal_ranks(dict(zip(self.asking, hits, strict=True)), self.qrels).values()]))
 
-    def error(self, quantiser: Quantiser, rows: Tensor) -> float:
+    def error(self, rounded: Tensor, rows: Tensor) -> float:
         own = self.documents[rows]
-        return float((quantiser.rounded(quantiser.codes(own)) - own).square().sum() / own.square().sum())
+        return float((rounded[rows] - own).square().sum() / own.square().sum())
 
 
 def measure(vectors: Vectors, seen: Tensor) -> list[float]:
     """Errors of known and new documents, and the share of MRR@10."""
-    model, rows = preset("docids").model, []
+    model, exact, rows = preset("docids").model, vectors.mrr(vectors.documents), []
     for seed in range(SEEDS):
         quantiser = fit_quantiser(seen, model.m, model.V, seed)
         rounded = quantiser.rounded(quantiser.codes(vectors.documents))
-        errors = [vectors.error(quantiser, part) for part in (vectors.known, vectors.new)]
-        rows.append([*errors, vectors.mrr(rounded) / vectors.mrr(vectors.documents)])
+        errors = [vectors.error(rounded, part) for part in (vectors.known, vectors.new)]
+        rows.append([*errors, vectors.mrr(rounded) / exact])
     return np.mean(rows, axis=0).tolist()
 
 

@@ -145,11 +145,13 @@ class AsiObjective:
 
         Documents without training pairs take no part: to the learned docids they are new.
         """
+        sources = [(self.documents, self.pairs.pairs[:, 1])]
+        if self.config.train.start_with_queries:
+            sources.append((self.queries, self.pairs.pairs[:, 0]))
         found = []
-        for features, known in ((self.documents, self.pairs.pairs[:, 1]), (self.queries, self.pairs.pairs[:, 0])):
-            if features is self.documents or self.config.train.start_with_queries:
-                rows = np.sort(np.random.default_rng(0).permutation(np.unique(known))[:SAMPLE])
-                found += [self.model.heads.inner(x) for _, x in self.vectors_of(features, rows)]
+        for texts, known in sources:
+            rows = np.sort(np.random.default_rng(0).permutation(np.unique(known))[:SAMPLE])
+            found += [self.model.heads.inner(x) for _, x in self.vectors_of(texts, rows)]
         quantiser = fit_quantiser(torch.cat(found), self.model.config.m, self.model.config.V, self.config.train.seed)
         self.model.heads.start_from(quantiser, self.config.loss.vector_temperature)
 
@@ -297,8 +299,8 @@ class AsiObjective:
     @torch.no_grad()
     def docids(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The docids (n, m) that the heads give the documents `rows` now."""
-        own = self.vectors_of(self.documents, rows)
-        found = [docids_of(self.model, self.documents, some, x).cpu().numpy() for some, x in own]
+        parts = self.vectors_of(self.documents, rows)
+        found = [docids_of(self.model, self.documents, own, x).cpu().numpy() for own, x in parts]
         return np.concatenate(found) if found else np.empty((0, self.model.config.m), dtype=np.int64)
 
     def vectors_of(self, texts: Features, rows: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
