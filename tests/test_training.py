@@ -157,6 +157,35 @@ def test_steps_have_a_third_of_the_minutes_however_long_encoding_took(
     assert bool(warnings) == warned
 
 
+def test_docids_learn_for_some_rounds_through_the_pairs_and_no_more(toy_config, beir, encoder_folder, monkeypatch):
+    monkeypatch.setattr("asi.objective.LEAST_STEPS", 1)
+    train = replace(toy_config.train, start_heads=0.3, docid_every=2, docid_rounds=5.0, decoder_rounds=10.0)
+    objective = build_trainer(replace(toy_config, train=train), beir, encoder_folder).objective
+    most = 5 * objective.pairs.steps_per_epoch
+
+    def counted(steps):
+        objective.plan(steps)
+        frozen = [objective.enter(step / steps).frozen for step in range(steps)]
+        learning = range(round(0.3 * steps), steps - sum(frozen))
+        return sum(objective.kind_of_step(step) == "docids" for step in learning), sum(frozen)
+
+    assert counted(40) == (12, 4)  # of the 24 steps before the docids are frozen every second one
+    assert most < 100
+    for steps in (20 * most, 50 * most):
+        assert counted(steps) == (most, 2 * most)
+
+
+def test_a_run_so_long_that_its_steps_are_others_is_planned_by_these(toy_config, beir, encoder_folder, monkeypatch):
+    """Steps for docids take longer than those between them, which a long run has more of."""
+    trainer = build_trainer(toy_config, beir, encoder_folder, torch.float32)
+    seconds = iter([1.0, 0.5])
+    monkeypatch.setattr(trainer, "rehearse", lambda budget: (next(seconds), 0.0))
+    config = replace(toy_config.train, steps=None, minutes=0.5)
+    assert planned_steps(trainer, config, None) == 30  # rehearsed once
+    seconds = iter([1.0, 0.5])
+    assert planned_steps(trainer, replace(config, minutes=100.0), None) == 12000
+
+
 def test_learning_rate_warms_up_and_decays():
     shares = [lr_share(step, 100, 10) for step in range(100)]
     assert shares[:10] == pytest.approx([i / 10 for i in range(1, 11)])

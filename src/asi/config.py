@@ -124,6 +124,9 @@ class TrainConfig:
     start_heads: float = 0.3  # share of the run for the vectors alone; then the heads start as a quantiser of them
     start_with_queries: bool = False  # a quantiser of documents and their queries: new documents are rounded better
     docid_every: int = 4  # steps: between them only ranking vectors and tokens learn; they need more and cheaper steps
+    docid_rounds: float = 48.0  # through the pairs at the most, by the steps for docids; rarer in a longer run, as
+    # heads would learn the pairs by heart; 0 for no such bound
+    decoder_rounds: float = 32.0  # the same for the decoder alone, once the docids are frozen
     more_share: float = 0.25  # of a batch at most: pairs of --more, such as pseudo queries
     token_batch: int = 128  # pairs of each step whose tokens are matched
     token_negatives: int = 15  # documents of the batch that they are matched with besides: the most similar ones
@@ -164,7 +167,7 @@ class TrainConfig:
         require(self.batch >= 2, "train.batch must be at least 2: the other documents of the batch are the negatives")
         for name in ("lr", "matcher_lr", "adapter_lr", "encoder_lr", "clip"):
             require(getattr(self, name) > 0, f"train.{name} must be positive, got {getattr(self, name)}")
-        for name in ("weight_decay", "adapter_decay", "warmup_steps"):
+        for name in ("weight_decay", "adapter_decay", "warmup_steps", "docid_rounds", "decoder_rounds"):
             require(getattr(self, name) >= 0, f"train.{name} must not be negative, got {getattr(self, name)}")
         require(
             0 <= self.straight_through_start <= self.straight_through_full <= 1,
@@ -276,6 +279,8 @@ PRESETS: dict[str, Config] = {
             chunk=64,
             generation_batch=4096,
             docid_every=1,
+            docid_rounds=0.0,
+            decoder_rounds=0.0,
             lr=1e-4,
             encoder_lr=1e-4,
             straight_through_start=0.0,
@@ -321,6 +326,9 @@ PAPER_OBJECTIVE = (
     "search.code_weight=0",
     "search.ahead_weight=0",
 )
+
+# As the paper trains; ours spends most steps on what documents are ranked by.
+DOCIDS_IN_EVERY_STEP = ("train.docid_every=1", "train.docid_rounds=0", "train.decoder_rounds=0")
 
 
 def preset(name: str) -> Config:

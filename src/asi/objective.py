@@ -3,7 +3,8 @@
 A run begins with the ranking vectors alone; then the heads start as a quantiser of them (train.start_heads). From there
 the docids are shaped by the losses on the heads; then the gradient of L_s is let into the heads
 through the straight-through docids (it pulls every document to the docid that the decoder already likes, so not
-before the heads can resist); at the end the docids are frozen and only the decoder learns.
+before the heads can resist); at the end the docids are frozen and only the decoder learns. Vectors go on getting better
+in a long run, docids and decoder learn the pairs by heart: these have some rounds through the pairs and no more.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from asi import losses
 from asi.batches import DOCUMENT, QUERY, Batch, TrainingPairs
-from asi.config import Config
+from asi.config import Config, TrainConfig
 from asi.features import Features, docids_of, encode, on_device
 from asi.losses import straight_through
 from asi.matching import document_tokens, query_tokens
@@ -26,6 +27,7 @@ from asi.quantiser import SAMPLE, fit_quantiser
 from asi.training import ParameterGroup, residual_group
 
 TEXTS_AT_ONCE = 256
+LEAST_STEPS = 100  # that heads and decoder have, however few the pairs are
 TRAINED_TOKENS = 16  # of a query, that are matched in training: fewer than in search, because this is a step's cost
 
 
@@ -47,6 +49,37 @@ class Phase(NamedTuple):
     joint: bool  # L_s has a gradient into more than the decoder
     frozen: bool  # docids are final; only the decoder learns
     rewritten: bool = False  # the heads have just been started
+
+
+class DocidSteps(NamedTuple):
+    """The steps of a run in which docids learn."""
+
+    learning: int  # of every
+    among: int  # steps, evenly spread
+    frozen_from: float  # share of the run
+
+    def learn_in(self, step: int) -> bool:
+        return (step + 1) * self.learning // self.among > step * self.learning // self.among
+
+
+def docid_steps(train: TrainConfig, steps: int, steps_per_round: int) -> DocidSteps:
+    """As the settings have it, but with no more rounds through the pairs than they allow.
+
+    >>> short = docid_steps(TrainConfig(), 2000, steps_per_round=8)
+    >>> short, [step for step in range(8) if short.learn_in(step)]
+    (DocidSteps(learning=1, among=4, frozen_from=0.9), [3, 7])
+    >>> docid_steps(TrainConfig(), 8000, steps_per_round=8)
+    DocidSteps(learning=384, among=5344, frozen_from=0.968)
+    """
+
+    def most(rounds: float) -> int:
+        return max(round(rounds * steps_per_round), LEAST_STEPS) if rounds else steps
+
+    frozen_from = max(train.freeze_docids, 1 - most(train.decoder_rounds) / steps)
+    before = round((frozen_from - train.start_heads) * steps)
+    if before <= most(train.docid_rounds) * train.docid_every:
+        return DocidSteps(1, train.docid_every, frozen_from)
+    return DocidSteps(most(train.docid_rounds), before, frozen_from)
 
 
 def partly_detached(x: Tensor, share: float) -> Tensor:
@@ -86,10 +119,16 @@ class AsiObjective:
         self.documents = documents
         self.pairs = pairs
         self.config = config
+        self.docid_steps = DocidSteps(1, config.train.docid_every, config.train.freeze_docids)
         self.codes: Tensor | None = None  # (documents, m), once the docids are frozen
         self.vectors_alone = False  # in this part of the run
         if config.model.docids == "random":
             self.freeze()
+
+    def plan(self, steps: int) -> bool:
+        before = self.docid_steps
+        self.docid_steps = docid_steps(self.config.train, steps, self.pairs.steps_per_epoch)
+        return self.docid_steps != before
 
     def enter(self, progress: float) -> Phase:
         """Begin the part of the schedule at `progress`, the share of the run that is over."""
@@ -98,7 +137,7 @@ class AsiObjective:
         rewritten = bool(train.start_heads) and not self.vectors_alone and self.model.heads.untouched
         if rewritten:
             self.start_heads()
-        if progress >= train.freeze_docids:
+        if progress >= self.docid_steps.frozen_from:
             return Phase(0.0, joint=False, frozen=True)
         if progress < train.straight_through_start:
             return Phase(0.0, joint=False, frozen=False, rewritten=rewritten)
@@ -136,8 +175,7 @@ class AsiObjective:
         return self.learns_docids(batch) or (self.model.encoder.is_frozen and not self.vectors_alone)
 
     def kind_of_step(self, step: int) -> str:
-        train, loss = self.config.train, self.config.loss
-        return "docids" if (step + 1) % train.docid_every == 0 or not loss.vector else "ranking"
+        return "docids" if self.docid_steps.learn_in(step) or not self.config.loss.vector else "ranking"
 
     @torch.no_grad()
     def start_heads(self) -> None:

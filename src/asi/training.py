@@ -62,6 +62,7 @@ class Objective(Protocol):
     @property
     def pairs(self) -> TrainingPairs: ...
     def parameter_groups(self) -> dict[str, ParameterGroup]: ...
+    def plan(self, steps: int) -> bool: ...  # of the run, before its first one; whether that makes them other steps
     def enter(self, progress: float) -> Any: ...  # begins a part of the run; has the booleans `frozen`, `rewritten`
     def kind_of_step(self, step: int) -> str: ...  # steps of one kind take about the same time
     def course(self, step: int, steps: int) -> tuple[int, int]: ...
@@ -89,6 +90,9 @@ class Nothing(NamedTuple):
 
 class PlainObjective:
     """What an objective need not say if it has no docids to freeze; it adds losses over the batch or over pairs."""
+
+    def plan(self, steps: int) -> bool:
+        return False
 
     def enter(self, progress: float) -> Any:
         return NoPhase()
@@ -350,15 +354,23 @@ def planned_steps(
     if config.epochs is not None:
         return max(1, round(config.epochs * trainer.objective.pairs.steps_per_epoch))
     budget = (config.minutes or DEFAULT_MINUTES) * 60
-    each, once = (trainer.processes.agree(seconds) for seconds in trainer.rehearse(budget))
-    spent = time.monotonic() - started if started is not None else 0.0
-    left = max(budget - once - spent, LEAST_SHARE * budget)
+    steps, left, spent = steps_within(budget, trainer, started)
+    if trainer.objective.plan(steps):
+        steps, left, spent = steps_within(budget, trainer, started)
     if spent > (1 - LEAST_SHARE) * budget:
         warn(
             f"reading and encoding took {spent / 60:.1f} of the run's {budget / 60:g} minutes; "
             f"it trains for {left / 60:.1f} more, so it takes longer than planned"
         )
-    return int(trainer.processes.agree(max(10, int(left / each))))
+    return steps
+
+
+def steps_within(budget: float, trainer: Trainer, started: float | None) -> tuple[int, float, float]:
+    """As many steps as fit into the seconds; those that are left for them, and those that went before."""
+    each, once = (trainer.processes.agree(seconds) for seconds in trainer.rehearse(budget))
+    spent = time.monotonic() - started if started is not None else 0.0
+    left = max(budget - once - spent, LEAST_SHARE * budget)
+    return int(trainer.processes.agree(max(10, int(left / each)))), left, spent
 
 
 def fit(
@@ -374,6 +386,7 @@ def fit(
         step = checkpoint.step
         trainer.load(checkpoint.weights, checkpoint.optimizer)
         torch.set_rng_state(checkpoint.random)
+    trainer.objective.plan(steps)
     clock, clocked = time.perf_counter(), step
     while step < steps:
         parts = trainer.step(step, steps)

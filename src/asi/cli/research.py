@@ -122,13 +122,13 @@ def study(
     """Train and compare what the paper compares, and write a page. Stopped, it goes on where it was when run again."""
     from asi.analysis.bench import Bench
     from asi.analysis.study_page import write_study
-    from asi.config import LENGTHS
+    from asi.config import DOCIDS_IN_EVERY_STEP, LENGTHS
     from asi.datasets import open_dataset
     from asi.judges import find_judge
     from asi.screen import ScreenReporter
 
     # What is studied are docids: ranking by tokens and more steps for vectors would only take time.
-    fixed = ["model.token_width=0", "train.docid_every=1", "train.freeze_docids=0.8"]
+    fixed = ["model.token_width=0", *DOCIDS_IN_EVERY_STEP, "train.freeze_docids=0.8"]
     own = settings or []
     if lengths := [text for text in own if text.strip().startswith(tuple(f"train.{name}=" for name in LENGTHS))]:
         raise AsiError(f"the runs of a study have --steps, not --set {lengths[0]}")

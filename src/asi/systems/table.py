@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from asi.config import PAPER_OBJECTIVE, VARIANTS
+from asi.config import DOCIDS_IN_EVERY_STEP, PAPER_OBJECTIVE, VARIANTS
 from asi.errors import ConfigError
 from asi.systems import identifiers
 from asi.systems.dense import DenseSettings, build_dense
@@ -81,7 +81,7 @@ SPANS = "2 random spans of 16 words"
 SHORTER = f"5 pseudo queries and {SPANS}, no task from docid to docid, equal docids in the corpus's order"
 # The paper's docids, losses and search; what it does not speak of is ours.
 AS_IN_THE_PAPER = (
-    *PAPER_OBJECTIVE, "train.docid_every=1", "model.token_width=0", "index.known_queries=false", "search.mode=beam",
+    *PAPER_OBJECTIVE, *DOCIDS_IN_EVERY_STEP, "model.token_width=0", "index.known_queries=false", "search.mode=beam",
 )  # fmt: skip
 ULTRON = (Stage(0.3, ("documents", "spans", "terms")), Stage(0.7, ("pseudo",)), Stage(1.0, ("queries",)))
 
