@@ -1,9 +1,9 @@
 """ASI beside a dense bi-encoder with exact search and BM25, on the test splits, all trained for the same minutes.
 
-python benchmarks/results.py --out FOLDER --minutes 10 --data hpo --data pydoc --data PATH [--seeds 5]
+python benchmarks/results.py --out FOLDER --minutes 10 --data hpo --data pydoc --data PATH [--seeds 5 [--dense-seeds 5]]
 
-With several seeds ASI is trained with each, the others with the first. All seeds have as many steps as the first has in
-its minutes: what differs is the seed, not how busy the machine was.
+With several seeds ASI is trained with each, the bi-encoder with as many as it is given, the others with the first. All
+seeds have as many steps as the first has in its minutes: what differs is the seed, not how busy the machine was.
 
 All trained systems use the same loop, encoder, adapter and softmax on vectors; the bi-encoder trains nothing else, the
 preset `docids` (32 bytes per document, no vectors) no decoder.
@@ -249,19 +249,19 @@ def main() -> None:
     parser.add_argument("--data", action="append", required=True)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--dense-seeds", type=int, default=1)
     arguments = parser.parse_args()
     table = ["| data | seed | system | split | docid R@10 | R@1 | R@10 | MRR@10 |", "| --- " * 8 + "|"]
     kept, notes = {}, []
     for name in arguments.data:
         data, out, minutes = Data.open(name), arguments.out, arguments.minutes
         first = {system: measured_system(system, data, out, minutes, 0, None) for system in WITH_THE_FIRST_SEED}
-        others = [
-            measured_system("asi", data, out, minutes, seed, first["asi"].steps) for seed in range(1, arguments.seeds)
-        ]
-        together: Results = {}
-        for system in first.values():
-            together |= system.results
-        found = [together, *(other.results for other in others)]
+        found: list[Results] = [{} for _ in range(arguments.seeds)]
+        for measured in first.values():
+            found[0] |= measured.results
+        for system, seeds in (("asi", arguments.seeds), ("dense", min(arguments.dense_seeds, arguments.seeds))):
+            for seed in range(1, seeds):
+                found[seed] |= measured_system(system, data, out, minutes, seed, first[system].steps).results
         for seed, results in enumerate(found):
             table += rows_of(data.name, seed, results)
             kept[f"{data.name} {seed}"] = as_json(results)
