@@ -370,6 +370,16 @@ def test_choosing_systems():
     assert all(system.differs and system.paper for system in BY_NAME.values())
 
 
+def test_settings_of_a_system_are_all_that_its_row_says_and_survive_a_file():
+    for system in ROWS:
+        assert json.loads(json.dumps(system.settings)) == system.settings
+    assert BY_NAME["asi-beam"].settings["after"]["asi"]["build"]["config"]["model"]["V"] == 1024
+    nci = BY_NAME["nci"].settings["build"]["settings"]
+    assert nci["identifiers"] == {
+        "function": "asi.systems.identifiers.semantic", "k": 30, "leaf": 30, "shared": False,
+    }  # fmt: skip
+
+
 def asi(*arguments, cwd):
     command = [sys.executable, "-m", "asi", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
@@ -409,6 +419,31 @@ def test_all_systems_in_one_table(beir, encoder_folder, tmp_path):
     assert trained["asi"]["pairs seen"] == trained["asi"]["steps"] * 126  # all pairs in each
     assert trained["bm25"]["steps"] == 0
     assert page["settings"]["minutes"] == 0.005
+
+
+def test_what_was_run_with_other_settings_is_set_aside_and_run_again(beir, encoder_folder, tmp_path):
+    def compare(*more):
+        done = asi("compare", beir, "--systems", "bm25,simcse", "--minutes", 0.005, "--encoder", encoder_folder,
+                   "--out", "out", *more, cwd=tmp_path)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    compare()
+    folder = tmp_path / "out" / "systems" / "simcse"
+    file = folder / "settings.json"
+    settings = json.loads(file.read_text())
+    assert settings["build"]["settings"]["temperature"] == 0.05
+    settings["build"]["settings"]["temperature"] = 0.5  # as if the table's row had been another then
+    file.write_text(json.dumps(settings))
+    weights = (folder / "weights" / "weights.safetensors").read_bytes()
+    said = compare("--resume")
+    assert "simcse was run with other settings" in said
+    assert "simcse, system 2 of 2" in said
+    assert "bm25, system" not in said
+    former = folder.with_name("simcse.former")
+    assert (former / "weights" / "weights.safetensors").read_bytes() == weights
+    assert json.loads(file.read_text())["build"]["settings"]["temperature"] == 0.05
+    assert "simcse, system" not in compare("--resume")
 
 
 def test_every_mechanism_reads_with_a_t5_two_at_a_time(beir, tmp_path):

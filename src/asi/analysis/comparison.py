@@ -2,6 +2,7 @@
 
 import gc
 import json
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -50,9 +51,12 @@ def open_comparison(workplace: Workplace, splits: Sequence[str], *, resume: bool
 
 def compare(systems: Sequence[System], workplace: Workplace, splits: Sequence[str]) -> Path:
     """Run what is missing and write the page; a system that fails has its error in the place of its row."""
+    set_aside_former(workplace)
     found = {system.name: Measured.load(measures_file(workplace, system)) for system in ROWS}  # of earlier calls too
     measured = {name: own for name, own in found.items() if own is not None}
     to_do = [system for system in systems if system.name not in measured]
+    for system in to_do:
+        keep_settings(system, workplace)
     progress = Progress(to_do, len(systems) - len(to_do), workplace)
     failed: dict[str, str] = {}
     run_all = one_by_one if workplace.terms.jobs == 1 else in_processes
@@ -68,6 +72,27 @@ def compare(systems: Sequence[System], workplace: Workplace, splits: Sequence[st
         raise AsiError(f"no system could be run; the last one said: {next(reversed(failed.values()))}")
     shown = [system for system in ROWS if system.name in measured]
     return comparison_page(shown, measured, failed, workplace, splits).write(workplace.out)
+
+
+def set_aside_former(workplace: Workplace) -> None:
+    """Move away what was trained and measured with other settings than a system has in the table now."""
+    for system in ROWS:
+        folder, file = workplace.folder(system.name), settings_file(workplace, system)
+        if not folder.exists() or (file.exists() and json.loads(file.read_text(encoding="utf-8")) == system.settings):
+            continue
+        former = folder.with_name(f"{folder.name}.former")
+        shutil.rmtree(former, ignore_errors=True)
+        folder.rename(former)
+        workplace.reporter.message(f"{system.name} was run with other settings; that is in {former} now")
+
+
+def keep_settings(system: System, workplace: Workplace) -> None:
+    """For all that its folder will hold; also in those of systems that it may train beside itself."""
+    for own in (system, *(BY_NAME[name] for name in system.after)):
+        file = settings_file(workplace, own)
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, json.dumps(own.settings, indent=1))
 
 
 class Progress:
@@ -137,6 +162,10 @@ def run_and_keep(system: System, workplace: Workplace, splits: Sequence[str]) ->
 
 def measures_file(workplace: Workplace, system: System) -> Path:
     return workplace.folder(system.name) / "measured.json"
+
+
+def settings_file(workplace: Workplace, system: System) -> Path:
+    return workplace.folder(system.name) / "settings.json"
 
 
 def minutes_left(to_do: Sequence[System], minutes: float, overheads: Sequence[float]) -> float:

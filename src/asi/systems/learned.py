@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from asi.checkpoint import RunFolder
-from asi.config import preset, with_overrides
+from asi.config import Config, with_overrides
 from asi.errors import CheckpointError
 from asi.evaluation import DocidMap
 from asi.index import Index
@@ -45,21 +45,20 @@ class WithoutMessages:
     def message(self, text: str) -> None: ...
 
 
-def build_asi(workplace: Workplace, name: str, base: str, overrides: Sequence[str]) -> Built:
+def build_asi(workplace: Workplace, name: str, config: Config) -> Built:
     """Train ASI as `asi train` does, with what the encoder made of the texts taken from the common cache."""
-    settings = [
+    terms = [
         f"model.encoder={workplace.terms.encoder}",
         f"model.max_length={workplace.terms.max_length}",
         f"train.minutes={workplace.terms.minutes}",
         f"train.seed={workplace.terms.seed}",
     ]
-    config = with_overrides(preset(base), [*settings, *overrides])
     workplace.features(workplace.texts.queries)  # the minutes are for training alone, as for all systems
     _ = workplace.documents
     folder = train(
-        workplace.dataset, workplace.folder(name) / "run", config, resume=True, device=str(workplace.device),
-        reporter=WithoutMessages(workplace.reporter), stopping=workplace.stopping, cache=workplace.cache,
-        all_counts=False,
+        workplace.dataset, workplace.folder(name) / "run", with_overrides(config, terms), resume=True,
+        device=str(workplace.device), reporter=WithoutMessages(workplace.reporter), stopping=workplace.stopping,
+        cache=workplace.cache, all_counts=False,
     )  # fmt: skip
     return open_asi(workplace, folder)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from asi.config import DOCIDS_IN_EVERY_STEP, PAPER_OBJECTIVE, VARIANTS
+from asi.config import DOCIDS_IN_EVERY_STEP, PAPER_OBJECTIVE, VARIANTS, preset, with_overrides
 from asi.errors import ConfigError
 from asi.systems import identifiers
 from asi.systems.dense import DenseSettings, build_dense
@@ -14,6 +14,7 @@ from asi.systems.learned import build_asi, build_searched, build_simcse_docid
 from asi.systems.lexical import build_bm25
 from asi.systems.ngrams import build_ngrams
 from asi.systems.sequences import SequenceSettings, Stage, build_sequences
+from asi.systems.settings import Plain, plain
 from asi.systems.workplace import Built, Workplace
 
 SAME_ENCODER = "the comparison's encoder, frozen"
@@ -32,6 +33,11 @@ class System:
     build: Callable[[Workplace], Built]
     trains: bool = True  # anything of its own
     after: tuple[str, ...] = ()  # systems whose run or pseudo queries it uses: if compared too, they come first
+
+    @property
+    def settings(self) -> Plain:
+        """All that its row says about how it is built, and the rows of the systems that it builds on."""
+        return {"build": plain(self.build), "after": {name: BY_NAME[name].settings for name in self.after}}
 
 
 def dense(name: str, paper: str, differs: str, settings: DenseSettings) -> System:
@@ -60,7 +66,7 @@ def sequence(
 
 
 def asi(name: str, differs: str, overrides: Sequence[str] = (), base: str = "small") -> System:
-    build = partial(build_asi, name=name, base=base, overrides=overrides)
+    build = partial(build_asi, name=name, config=with_overrides(preset(base), overrides))
     return System(name, "learned docids and ranking", "this project's paper", differs, True, build)
 
 
