@@ -13,7 +13,7 @@ from toy import log_likelihood, write_lines
 
 from asi.batches import Batch
 from asi.checkpoint import save_folder
-from asi.config import Config, preset, with_overrides
+from asi.config import Config
 from asi.datasets import open_dataset
 from asi.encoder import TokenisedTexts
 from asi.features import Features, encode
@@ -386,8 +386,7 @@ def genret(workplace, build):
 
 
 def config_of(name):
-    settings = BY_NAME[name].build.keywords
-    return with_overrides(preset(settings["base"]), settings["overrides"])
+    return BY_NAME[name].build.keywords["config"]
 
 
 def changed(name):
