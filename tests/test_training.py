@@ -23,7 +23,7 @@ from asi.encoder import load_encoder, load_tokeniser
 from asi.errors import Interrupted
 from asi.features import compute_features, encode
 from asi.model import Asi
-from asi.objective import AsiObjective, feature_dropout
+from asi.objective import LEAST_OF_A_ROUND, AsiObjective, feature_dropout
 from asi.quantiser import fit_quantiser
 from asi.run import Silence, train
 from asi.training import Trainer, lr_share, planned_steps, residual_group
@@ -173,6 +173,24 @@ def test_docids_learn_for_some_rounds_through_the_pairs_and_no_more(toy_config, 
     assert most < 100
     for steps in (20 * most, 50 * most):
         assert counted(steps) == (most, 2 * most)
+
+
+def test_one_round_for_docids_has_some_steps_and_heads_start_however_short_the_run(toy_config, beir, encoder_folder):
+    train = replace(toy_config.train, start_heads=0.95, docid_every=1, docid_rounds=1.0, freeze_docids=1.0)
+    objective = build_trainer(replace(toy_config, train=train), beir, encoder_folder).objective
+    assert objective.pairs.steps_per_epoch < LEAST_OF_A_ROUND
+
+    def counted(steps):
+        objective.plan(steps)
+        return sum(objective.kind_of_step(step) == "docids" for step in range(round(0.95 * steps), steps))
+
+    assert counted(10_000) == LEAST_OF_A_ROUND
+    assert counted(200) == 10
+    objective.plan(3)
+    objective.enter(1 / 3)
+    assert objective.model.heads.untouched
+    objective.enter(2 / 3)
+    assert not objective.model.heads.untouched
 
 
 def test_a_run_so_long_that_its_steps_are_others_is_planned_by_these(toy_config, beir, encoder_folder, monkeypatch):

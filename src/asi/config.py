@@ -242,7 +242,9 @@ PRESETS: dict[str, Config] = {
     "docids": Config(
         model=ModelConfig(m=32, V=256, token_width=0),
         loss=LossConfig(generation=0.0, contrastive=0.0, reverse=0.0, tokens=0.0, match=0.0, one_pass=1.0),
-        train=TrainConfig(start_heads=0.9, start_with_queries=True, docid_every=1, freeze_docids=1.0, lr=5e-4),
+        train=TrainConfig(
+            start_heads=0.95, start_with_queries=True, docid_every=1, docid_rounds=1.0, freeze_docids=1.0, lr=5e-4
+        ),
         index=IndexConfig(known_queries=False, vectors=False),
         search=SearchConfig(mode="one-pass", ranking="docid"),
     ),

@@ -27,7 +27,8 @@ from asi.quantiser import SAMPLE, fit_quantiser
 from asi.training import ParameterGroup, residual_group
 
 TEXTS_AT_ONCE = 256
-LEAST_STEPS = 100  # that heads and decoder have, however few the pairs are
+LEAST_STEPS = 100  # that heads and decoder have, however few the pairs are, but
+LEAST_OF_A_ROUND = 32  # times their rounds, where these are few
 TRAINED_TOKENS = 16  # of a query, that are matched in training: fewer than in search, because this is a step's cost
 
 
@@ -73,7 +74,8 @@ def docid_steps(train: TrainConfig, steps: int, steps_per_round: int) -> DocidSt
     """
 
     def most(rounds: float) -> int:
-        return max(round(rounds * steps_per_round), LEAST_STEPS) if rounds else steps
+        least = min(rounds * LEAST_OF_A_ROUND, LEAST_STEPS)
+        return round(max(rounds * steps_per_round, least)) if rounds else steps
 
     frozen_from = max(train.freeze_docids, 1 - most(train.decoder_rounds) / steps)
     before = round((frozen_from - train.start_heads) * steps)
@@ -122,18 +124,20 @@ class AsiObjective:
         self.docid_steps = DocidSteps(1, config.train.docid_every, config.train.freeze_docids)
         self.codes: Tensor | None = None  # (documents, m), once the docids are frozen
         self.vectors_alone = False  # in this part of the run
+        self.start_heads_at = config.train.start_heads  # share of the run
         if config.model.docids == "random":
             self.freeze()
 
     def plan(self, steps: int) -> bool:
         before = self.docid_steps
         self.docid_steps = docid_steps(self.config.train, steps, self.pairs.steps_per_epoch)
+        self.start_heads_at = min(self.config.train.start_heads, (steps - 1) / steps)  # in a run of few steps too
         return self.docid_steps != before
 
     def enter(self, progress: float) -> Phase:
         """Begin the part of the schedule at `progress`, the share of the run that is over."""
         train, loss = self.config.train, self.config.loss
-        self.vectors_alone = loss.vector > 0 and progress < train.start_heads
+        self.vectors_alone = loss.vector > 0 and progress < self.start_heads_at
         rewritten = bool(train.start_heads) and not self.vectors_alone and self.model.heads.untouched
         if rewritten:
             self.start_heads()
