@@ -16,7 +16,7 @@ LAYERS = [
     "model datasets lengths",
     "features batches checkpoint distributed holdout ranking",
     "centres code_vectors matching pretrained training",
-    "objective indexing judges",
+    "objective indexing judges planning",
     "view",
     "docid_search",
     "candidates",

@@ -14,42 +14,19 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from toy import build_trainer
 
-from asi.batches import DOCUMENT, QUERY, TrainingPairs, contents, training_texts
+from asi.batches import DOCUMENT, QUERY, TrainingPairs
 from asi.config import to_toml
 from asi.datasets import open_dataset
-from asi.distributed import Processes
-from asi.encoder import load_encoder, load_tokeniser
 from asi.errors import Interrupted
-from asi.features import compute_features, encode
-from asi.model import Asi
-from asi.objective import LEAST_OF_A_ROUND, AsiObjective, feature_dropout
+from asi.features import encode
+from asi.objective import LEAST_OF_A_ROUND, feature_dropout
 from asi.quantiser import fit_quantiser
 from asi.run import Silence, train
-from asi.training import Trainer, lr_share, planned_steps, residual_group
+from asi.training import lr_share, residual_group
 
 ASI = [sys.executable, "-c", "from asi.cli import main; main()"]
-
-
-def build_trainer(config, beir, folder, dtype=torch.float64):
-    torch.manual_seed(0)
-    texts = training_texts(open_dataset(str(beir)))
-    model = Asi(load_encoder(folder, config.model.frozen_layers), config.model)
-    tokenise = load_tokeniser(folder, 16)
-    queries = compute_features(model, tokenise(texts.queries), keep_states=True)
-    documents = compute_features(model, tokenise(contents(texts.documents)), keep_states=True)
-    if dtype == torch.float64:
-        model.double()
-        queries, documents = (
-            f._replace(
-                **{n: getattr(f, n).astype(np.float64) for n in ("pooled", "states") if getattr(f, n) is not None}
-            )
-            for f in (queries, documents)
-        )
-    pairs = TrainingPairs(texts.pairs, config.train.seed, config.train.batch)
-    return Trainer(
-        AsiObjective(model, queries, documents, pairs, config), config.train, Processes(0, 1, torch.device("cpu"))
-    )
 
 
 def gradients(trainer, step, steps):
@@ -133,30 +110,6 @@ def test_frozen_docids_do_not_move(toy_config, beir, encoder_folder):
     assert not torch.equal(decoder, trainer.objective.model.decoder.outputs)
 
 
-def test_rehearsal_leaves_no_trace(toy_config, beir, encoder_folder):
-    trainer = build_trainer(toy_config, beir, encoder_folder, torch.float32)
-    before = {name: weight.clone() for name, weight in trainer.weights().items()}
-    assert min(trainer.rehearse(60)) > 0
-    assert all(torch.equal(weight, before[name]) for name, weight in trainer.weights().items())
-    assert not trainer.optimizer.state_dict()["state"]
-
-
-@pytest.mark.parametrize(
-    ("spent", "steps", "warned"),
-    [(0, 590, False), (300, 290, False), (500, 200, True), (3000, 200, True)],  # of 600 seconds; a step takes one
-)
-def test_steps_have_a_third_of_the_minutes_however_long_encoding_took(
-    toy_config, beir, encoder_folder, monkeypatch, spent, steps, warned
-):
-    trainer = build_trainer(toy_config, beir, encoder_folder, torch.float32)
-    monkeypatch.setattr(trainer, "rehearse", lambda budget: (1.0, 10.0))  # seconds of a step, and of what comes once
-    monkeypatch.setattr("asi.training.time.monotonic", lambda: 1000.0 + spent)
-    warnings = []
-    config = replace(toy_config.train, steps=None, minutes=10.0)
-    assert planned_steps(trainer, config, 1000.0, warnings.append) == steps
-    assert bool(warnings) == warned
-
-
 def test_docids_learn_for_some_rounds_through_the_pairs_and_no_more(toy_config, beir, encoder_folder, monkeypatch):
     monkeypatch.setattr("asi.objective.LEAST_STEPS", 1)
     train = replace(toy_config.train, start_heads=0.3, docid_every=2, docid_rounds=5.0, decoder_rounds=10.0)
@@ -191,17 +144,6 @@ def test_one_round_for_docids_has_some_steps_and_heads_start_however_short_the_r
     assert objective.model.heads.untouched
     objective.enter(2 / 3)
     assert not objective.model.heads.untouched
-
-
-def test_a_run_so_long_that_its_steps_are_others_is_planned_by_these(toy_config, beir, encoder_folder, monkeypatch):
-    """Steps for docids take longer than those between them, which a long run has more of."""
-    trainer = build_trainer(toy_config, beir, encoder_folder, torch.float32)
-    seconds = iter([1.0, 0.5])
-    monkeypatch.setattr(trainer, "rehearse", lambda budget: (next(seconds), 0.0))
-    config = replace(toy_config.train, steps=None, minutes=0.5)
-    assert planned_steps(trainer, config, None) == 30  # rehearsed once
-    seconds = iter([1.0, 0.5])
-    assert planned_steps(trainer, replace(config, minutes=100.0), None) == 12000
 
 
 def test_learning_rate_warms_up_and_decays():
@@ -334,6 +276,7 @@ def test_two_processes_equal_one_with_the_same_batch(tmp_path, beir, settings_fi
 GROUP_ENDS = """
 import os, torch
 from asi.distributed import joined_processes
+from asi.planning import planned_steps
 with joined_processes(torch.device("cpu")) as processes:
     weight = torch.nn.Parameter(torch.ones(2))
     weight.sum().backward()

@@ -4,10 +4,19 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from asi.batches import TrainingPairs, contents, training_texts
 from asi.config import Config, ModelConfig, TrainConfig
+from asi.datasets import open_dataset
+from asi.distributed import Processes
+from asi.encoder import load_encoder, load_tokeniser
+from asi.features import compute_features
+from asi.model import Asi
+from asi.objective import AsiObjective
+from asi.training import Trainer
 
 COLOURS = ["red", "green", "blue", "black", "white", "yellow"]
 THINGS = ["house", "tree", "river", "bird", "horse", "lamp", "stone", "cloud"]
@@ -130,3 +139,25 @@ def log_likelihood(log_probs: torch.Tensor, codes: list[int], *, ends: bool) -> 
     """Of one docid, by hand, from log-probabilities (1, L, V): all its codes, or those up to the first 0."""
     length = codes.index(0) + 1 if ends and 0 in codes else len(codes)
     return sum(float(log_probs[0, i, code].detach()) for i, code in enumerate(codes[:length]))
+
+
+def build_trainer(config: Config, beir: Path, folder: Path, dtype: torch.dtype = torch.float64) -> Trainer:
+    """Not trained yet; in double precision, so that equal computations come out equal."""
+    torch.manual_seed(0)
+    texts = training_texts(open_dataset(str(beir)))
+    model = Asi(load_encoder(folder, config.model.frozen_layers), config.model)
+    tokenise = load_tokeniser(folder, 16)
+    queries = compute_features(model, tokenise(texts.queries), keep_states=True)
+    documents = compute_features(model, tokenise(contents(texts.documents)), keep_states=True)
+    if dtype == torch.float64:
+        model.double()
+        queries, documents = (
+            f._replace(
+                **{n: getattr(f, n).astype(np.float64) for n in ("pooled", "states") if getattr(f, n) is not None}
+            )
+            for f in (queries, documents)
+        )
+    pairs = TrainingPairs(texts.pairs, config.train.seed, config.train.batch)
+    return Trainer(
+        AsiObjective(model, queries, documents, pairs, config), config.train, Processes(0, 1, torch.device("cpu"))
+    )

@@ -30,8 +30,9 @@ from asi.errors import ConfigError, Interrupted
 from asi.features import Features, Progress, compute_features
 from asi.folders import write_atomically
 from asi.model import STARTING_SPREAD, Asi, DecoderLayer, table_of_words
+from asi.planning import planned_steps
 from asi.pretrained import load_pretrained
-from asi.training import Listener, Nothing, ParameterGroup, PlainObjective, Trainer, fit, planned_steps
+from asi.training import Listener, Nothing, ParameterGroup, PlainObjective, Trainer, fit
 
 LONGEST_QUERY = 24  # word pieces
 SAMPLED_FROM = 10  # the likeliest choices at each place

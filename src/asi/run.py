@@ -29,7 +29,8 @@ from asi.memory import keep_freed_memory
 from asi.metrics import collapse_warning
 from asi.model import Asi
 from asi.objective import AsiObjective
-from asi.training import StepReport, Trainer, fit, planned_steps
+from asi.planning import planned_steps
+from asi.training import StepReport, Trainer, fit
 
 
 class Reporter(Protocol):

@@ -6,10 +6,8 @@ kind of loss needs only the representations, so these are computed without gradi
 gradient, and a second pass pushes it through the network in chunks. The gradient is that of the whole batch at once.
 """
 
-import copy
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -26,15 +24,8 @@ from asi.errors import ConfigError
 from asi.metrics import DocidHealth
 
 FINAL_LR_SHARE = 0.05  # of the peak, where the cosine ends
-DEFAULT_MINUTES = 10.0  # the length of a run for which none is given
-LEAST_SHARE = 1 / 3  # of a run's minutes that its steps have, however long what comes before them took
 DECAYED_PAIRS = 10_000  # that the weight decay of a residual layer is meant for
 MOST_DECAYED = 0.5  # of a weight, in one step
-# Steps of the run whose speed is measured, and of a part of it: what happens once, at the beginning of a twentieth,
-# does not count as an ordinary step.
-REHEARSED_RUN, REHEARSED_PART = 1020, 51
-REHEARSALS = 8  # of each kind of step in each part, if all of them take no more than
-REHEARSED_SHARE = 0.03  # of the minutes
 
 
 class ParameterGroup(NamedTuple):
@@ -280,60 +271,10 @@ class Trainer:
         self.objective.model.load_state_dict(weights, strict=False)
         self.optimizer.load_state_dict(dict(optimizer))
 
-    def rehearse(self, budget: float) -> tuple[float, float]:
-        """Measure the seconds of a step, and of what happens once, by steps from all over the schedule.
-
-        It takes a small share of the `budget` in seconds, if steps are short. Weights and optimiser stay as they were.
-        """
-        weights = {name: weight.clone() for name, weight in self.weights().items()}
-        optimizer = copy.deepcopy(self.optimizer.state_dict())
-        means: list[float] = []
-        once = 0.0
-        parts = rehearsed_parts()
-        for part in parts:
-            first = self.timed_step(part[0], REHEARSED_RUN)
-            start = time.perf_counter()
-            counts = Counter(map(self.objective.kind_of_step, part))
-            times: dict[str, list[float]] = {kind: [] for kind in counts}
-            for step in evenly_chosen(part, self.objective.kind_of_step):
-                own = times[self.objective.kind_of_step(step)]
-                if not own or self.processes.agree(time.perf_counter() - start < REHEARSED_SHARE * budget / len(parts)):
-                    own.append(self.timed_step(step, REHEARSED_RUN))
-            each = {kind: sum(own) / len(own) for kind, own in times.items()}
-            means.append(sum(counts[kind] * each[kind] for kind in each) / len(part))
-            once += max(first - each[self.objective.kind_of_step(part[0])], 0.0)
-        self.load(weights, optimizer)
-        self.frozen = False
-        return sum(means) / len(means), once
-
-    def timed_step(self, step: int, steps: int) -> float:
-        self.processes.wait_for_device()
-        start = time.perf_counter()
-        self.step(step, steps)
-        self.processes.wait_for_device()
-        return time.perf_counter() - start
-
 
 def add_to(sums: dict[str, Tensor], losses: Mapping[str, Tensor], count: int) -> None:
     for name, loss in losses.items():
         sums[name] = sums.get(name, torch.zeros(())) + loss.detach().cpu() / count
-
-
-def rehearsed_parts() -> list[range]:
-    """The parts of a run of REHEARSED_RUN steps; the first step of a part pays for what happens once."""
-    return [range(first, first + REHEARSED_PART) for first in range(0, REHEARSED_RUN, REHEARSED_PART)]
-
-
-def evenly_chosen(part: range, kind_of: Callable[[int], str]) -> list[int]:
-    """Up to REHEARSALS steps of each kind, spread over the part; first one of each kind, then a second one, and so on.
-
-    >>> evenly_chosen(range(101), lambda step: "docids" if step % 8 == 7 else "vectors")[:6]
-    [0, 7, 12, 15, 25, 31]
-    """
-    kinds = {kind_of(step): None for step in part}
-    by_kind = [[step for step in part if kind_of(step) == kind] for kind in kinds]
-    spread = ([steps[len(steps) * i // REHEARSALS] for steps in by_kind] for i in range(REHEARSALS))
-    return list(dict.fromkeys(step for round_ in spread for step in round_))
 
 
 def lr_share(step: int, steps: int, warmup: int) -> float:
@@ -343,34 +284,6 @@ def lr_share(step: int, steps: int, warmup: int) -> float:
         return (step + 1) / warmup
     cosine = 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
     return FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * cosine
-
-
-def planned_steps(
-    trainer: Trainer, config: TrainConfig, started: float | None, warn: Callable[[str], None] = lambda text: None
-) -> int:
-    """The length of the run in steps; minutes count from `started`, a time.monotonic(), or are for the steps alone."""
-    if config.steps is not None:
-        return config.steps
-    if config.epochs is not None:
-        return max(1, round(config.epochs * trainer.objective.pairs.steps_per_epoch))
-    budget = (config.minutes or DEFAULT_MINUTES) * 60
-    steps, left, spent = steps_within(budget, trainer, started)
-    if trainer.objective.plan(steps):
-        steps, left, spent = steps_within(budget, trainer, started)
-    if spent > (1 - LEAST_SHARE) * budget:
-        warn(
-            f"reading and encoding took {spent / 60:.1f} of the run's {budget / 60:g} minutes; "
-            f"it trains for {left / 60:.1f} more, so it takes longer than planned"
-        )
-    return steps
-
-
-def steps_within(budget: float, trainer: Trainer, started: float | None) -> tuple[int, float, float]:
-    """As many steps as fit into the seconds; those that are left for them, and those that went before."""
-    each, once = (trainer.processes.agree(seconds) for seconds in trainer.rehearse(budget))
-    spent = time.monotonic() - started if started is not None else 0.0
-    left = max(budget - once - spent, LEAST_SHARE * budget)
-    return int(trainer.processes.agree(max(10, int(left / each)))), left, spent
 
 
 def fit(

@@ -29,11 +29,12 @@ from asi.folders import locked
 from asi.generator import GeneratorConfig
 from asi.memory import keep_freed_memory
 from asi.model import Asi, Encoded
+from asi.planning import planned_steps
 from asi.pretrained import load_pretrained
 from asi.records import Docid, Retriever
 from asi.run import Reporter
 from asi.texts import words
-from asi.training import Objective, Trainer, fit, planned_steps
+from asi.training import Objective, Trainer, fit
 
 NEW_DOCUMENTS = "unseen"  # how the name of a split ends whose documents come when training has ended
 PSEUDO_QUERIES = 5  # of a document
