@@ -276,7 +276,6 @@ def test_two_processes_equal_one_with_the_same_batch(tmp_path, beir, settings_fi
 GROUP_ENDS = """
 import os, torch
 from asi.distributed import joined_processes
-from asi.planning import planned_steps
 with joined_processes(torch.device("cpu")) as processes:
     weight = torch.nn.Parameter(torch.ones(2))
     weight.sum().backward()
