@@ -17,7 +17,7 @@ from asi.index import Index
 from asi.metrics import as_json, report_rows
 from asi.records import Document, Hit
 from asi.run import Reporter, RunState, train
-from asi.ways import WAYS, evaluate_baselines, evaluate_ways
+from asi.ways import WAYS, baselines_of, evaluate_baselines, evaluate_ways
 
 NAME = "demo:"  # begins the name under which a demo's run remembers its data
 SPLITS = ("test", "test_unseen")
@@ -60,7 +60,7 @@ def run_demo(
         reporter.stage("evaluating", 0)
         with Index.load(out, device) as index:
             reports, _ = evaluate_ways(index, dataset, SPLITS, WAYS)
-            reports |= evaluate_baselines(index, dataset, SPLITS, cache)
+            reports |= evaluate_baselines(baselines_of(index, cache), dataset, SPLITS)
             answers = [(query, index.searcher.search_documents([query], 3)[0]) for query in QUERIES[data]]
     folder.report.write_text(json.dumps(as_json(reports), indent=1), encoding="utf-8")
     summary = (

@@ -15,6 +15,7 @@ from asi.metrics import (
     DocidHealth,
     Report,
     accuracy,
+    collapse_warning,
     docid_health,
     docid_scores,
     document_level,
@@ -66,6 +67,25 @@ def judged_queries(queries: Sequence[Query], qrels: Sequence[Qrel]) -> list[Quer
     return [texts[key] for key in relevant_keys(qrels)]
 
 
+def evaluate_retriever(
+    retriever: Retriever,
+    queries: Sequence[Query],
+    qrels: Sequence[Qrel],
+    docid_map: "DocidMap",
+    judge: Judge | None = None,
+    k: int = DEPTH,
+) -> Report:
+    """The measures of a system without docids on the same corpus; with a judge also the quality of its first hits."""
+    report, run = evaluate_documents(retriever, queries, qrels, k)
+    if judge is None:
+        return report
+    judged = judged_queries(queries, qrels)
+    found = [docid_map.rows_of([hit.key for hit in run[query.key][:DEPTH]]) for query in judged]
+    pairs = np.array([(i, row) for i, rows in enumerate(found) for row in rows], dtype=np.int64).reshape(-1, 2)
+    quality = quality_score(judge, [query.text for query in judged], docid_map.contents, [pairs])
+    return replace(report, quality=quality._asdict(), d_per_q=len(pairs) / len(judged))
+
+
 class DocidMap:
     """The docids of the whole corpus by key, read once for all evaluations."""
 
@@ -73,6 +93,7 @@ class DocidMap:
         stored = list(searcher.store.stored_documents())
         self.rows = {item.document.key: row for row, item in enumerate(stored)}
         self.documents = [item.document for item in stored]
+        self.contents = [document.content for document in self.documents]
         self.docids: NDArray[np.int64] = np.array([item.docid for item in stored], dtype=np.int64).reshape(
             len(stored), searcher.model.config.m
         )
@@ -109,14 +130,22 @@ def evaluate_searchers(
     texts = [query.text for query in judged_queries(queries, qrels)]
     by_heads, found = found_docids(searchers, texts, k)
     acc = share_of_equal_docids(by_heads, docid_map.docids, relevant)
+    heads = docid_scores(docid_map.buckets, [[tuple(docid)] for docid in by_heads.tolist()], relevant).docid["R@1"]
+    collapsed = collapse_warning(docid_map.health, one_of(searchers).model.config.V)
     for name, (docids, ranked) in found.items():
         scores = docid_scores(docid_map.buckets, docids, relevant)
         report = reports[name].with_docids(scores, docid_map.health, acc)
-        reports[name] = replace(report, ranked={"mean": float(ranked.mean()), "most": float(ranked.max())})
+        most = {"mean": float(ranked.mean()), "most": float(ranked.max())}
+        reports[name] = replace(report, heads=heads, collapsed=collapsed, ranked=most)
         if judge is not None:
             quality = quality_of_docids(judge, texts, docids, docid_map)
             reports[name] = replace(reports[name], quality=quality._asdict())
     return reports, runs
+
+
+def one_of(searchers: Mapping[str, Searcher]) -> Searcher:
+    """Any of them: they search one index with one model, and encode alike."""
+    return next(iter(searchers.values()))
 
 
 class Found(NamedTuple):
@@ -128,7 +157,7 @@ def found_docids(
     searchers: Mapping[str, Searcher], queries: Sequence[str], k: int
 ) -> tuple[NDArray[np.int64], dict[str, Found]]:
     """The docids (Q, m) that the heads give the queries themselves, and what each searcher finds."""
-    one = next(iter(searchers.values()))  # all of them encode alike
+    one = one_of(searchers)
     by_heads = []
     found: dict[str, list[Found]] = {name: [] for name in searchers}
     for part in calls_of(queries, QUERIES_ENCODED_AT_ONCE):
@@ -151,7 +180,7 @@ def quality_of_docids(
         opened_documents(docid_map.buckets, opened[start : start + QUERIES_JUDGED_AT_ONCE]) + np.array([start, 0])
         for start in range(0, len(opened), QUERIES_JUDGED_AT_ONCE)
     )
-    return quality_score(judge, queries, [document.content for document in docid_map.documents], parts)
+    return quality_score(judge, queries, docid_map.contents, parts)
 
 
 def share_of_equal_docids(own: NDArray[np.int64], docids: NDArray[np.int64], relevant: list[list[int]]) -> float | None:

@@ -21,12 +21,22 @@ from asi.datasets import Dataset
 from asi.errors import ConfigError, Interrupted
 from asi.features import Progress
 from asi.folders import write_atomically
-from asi.generator import KIND, GeneratorConfig, TrainedGenerator, load_generator, origin_of, train_generator
+from asi.generator import (
+    KIND,
+    LEAST_STEPS,
+    MOST_EPOCHS,
+    GeneratorConfig,
+    TrainedGenerator,
+    load_generator,
+    origin_of,
+    train_generator,
+)
 from asi.lengths import suited_length
 from asi.records import Document
 from asi.run import Reporter
 
-DEFAULT_STEPS = 600
+DEFAULT_STEPS = 600  # of a generator's training, where the pairs are enough for them
+TRAINING_BATCH = 64
 DOCUMENTS_PER_BATCH = 128
 
 
@@ -210,13 +220,18 @@ def with_queries(documents: Sequence[Document], queries: Mapping[str, Sequence[s
     ]
 
 
-def suited_config(texts: TrainingTexts) -> GeneratorConfig:
-    encoder = ModelConfig.encoder
+def suited_config(texts: TrainingTexts, encoder: str = ModelConfig.encoder) -> GeneratorConfig:
     return GeneratorConfig(encoder, suited_length(encoder, texts.documents))
 
 
+def suited_steps(texts: TrainingTexts) -> int:
+    """Few pairs would be learnt by heart."""
+    return min(DEFAULT_STEPS, max(LEAST_STEPS, MOST_EPOCHS * len(texts.pairs) // TRAINING_BATCH))
+
+
 def generator_training(seed: int, *, steps: int | None = None, minutes: float | None = None) -> TrainConfig:
-    return TrainConfig(steps=steps, minutes=minutes, batch=64, chunk=64, lr=1e-3, seed=seed, checkpoint_every=200)
+    batch = TRAINING_BATCH
+    return TrainConfig(steps=steps, minutes=minutes, batch=batch, chunk=batch, lr=1e-3, seed=seed, checkpoint_every=200)
 
 
 def train_on_pairs(

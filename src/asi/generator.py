@@ -10,7 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ from asi.planning import planned_steps
 from asi.pretrained import load_pretrained
 from asi.training import Listener, Nothing, ParameterGroup, PlainObjective, Trainer, fit
 
-LONGEST_QUERY = 24  # word pieces
+LONGEST_QUERY = 64  # word pieces; less where the queries that are learnt from are shorter
+WRITTEN_WHOLE = 0.95  # share of these that it has room for
 SAMPLED_FROM = 10  # the likeliest choices at each place
 TOKENS_AT_ONCE = 8192
 STILL_WORTH_IT = 0.8  # share of documents with unfinished queries at which the others are left out
@@ -49,6 +50,7 @@ class GeneratorConfig:
     width: int = 256
     layers: int = 2
     heads: int = 4
+    longest: int = LONGEST_QUERY  # word pieces of a query
 
 
 class CopyDecoder(nn.Module):
@@ -61,7 +63,7 @@ class CopyDecoder(nn.Module):
         d = config.width
         self.embeddings = nn.Embedding(pieces, d)
         nn.init.normal_(self.embeddings.weight, std=STARTING_SPREAD)
-        self.positions = nn.Parameter(STARTING_SPREAD * torch.randn(LONGEST_QUERY, d))
+        self.positions = nn.Parameter(STARTING_SPREAD * torch.randn(config.longest, d))
         self.layers = nn.ModuleList(DecoderLayer(d, memory_width, config.heads) for _ in range(config.layers))
         self.norm = nn.LayerNorm(d)
         self.output = nn.Linear(d, len(vocabulary))
@@ -69,6 +71,11 @@ class CopyDecoder(nn.Module):
         self.copy_key = nn.Linear(memory_width, d)
         self.gate = nn.Linear(d, 1)
         self.register_buffer("vocabulary", torch.from_numpy(vocabulary))
+
+    @property
+    def longest(self) -> int:
+        """Word pieces of a query, the end included."""
+        return len(self.positions)
 
     @property
     def blocks(self) -> list[DecoderLayer]:
@@ -156,7 +163,7 @@ class ExpansionObjective(PlainObjective):
         ids, kept = self.queries.padded(batch.queries)
         if self.start is not None:  # texts that begin at once, as T5's
             ids, kept = F.pad(ids, (1, 0), value=self.start), F.pad(kept, (1, 0), value=True)
-        ids, kept = (part[:, : LONGEST_QUERY + 1].to(states.device) for part in (ids, kept))
+        ids, kept = (part[:, : self.model.longest + 1].to(states.device) for part in (ids, kept))
         previous, target, real = ids[:, :-1], ids[:, 1:], kept[:, 1:]
         hidden = self.model(states, mask, previous)
         rows = self.rows.to(states.device)[target].masked_fill(~real, -1)  # nothing is computed behind a query's end
@@ -222,13 +229,13 @@ def sample_queries(
     draw: torch.Generator,
 ) -> Tensor:
     """`count` sampled queries for each document of the memory: word pieces (B, count, L), filled up with `end`."""
-    pieces = torch.full((len(states), count, LONGEST_QUERY + 1), end, device=states.device)
+    pieces = torch.full((len(states), count, decoder.longest + 1), end, device=states.device)
     pieces[:, :, 0] = start
     rows = torch.arange(len(states), device=states.device)  # documents that have a query to finish
     memories = [layer.memory_keys_values(states, mask) for layer in decoder.blocks]
     copy_keys = decoder.copy_key(states)
     kept: list[tuple[Tensor, Tensor] | None] = [None] * len(memories)
-    for place in range(LONGEST_QUERY):
+    for place in range(decoder.longest):
         hidden = decoder.embeddings(pieces[rows, :, place]) + decoder.positions[place]  # (documents, count, d)
         for number, layer in enumerate(decoder.blocks):
             hidden, kept[number] = layer.self_step(hidden, kept[number])
@@ -285,6 +292,7 @@ def train_generator(
         encoder, tokenise(documents), keep_states=True, cache=cache or run.cache, progress=progress
     )
     queries = tokenise(texts.queries)
+    config = replace(config, longest=suited_longest(queries))
     decoder = CopyDecoder(
         config, encoder.encoder.shape.width, np.unique(queries.ids).astype(np.int64), pieces_of(encoder)
     )
@@ -314,6 +322,11 @@ def origin_of(texts: TrainingTexts, data: str, config: GeneratorConfig, train: T
     }  # fmt: skip
 
 
+def suited_longest(queries: TokenisedTexts) -> int:
+    """Word pieces that most of the queries need."""
+    return min(LONGEST_QUERY, int(np.quantile(queries.lengths, WRITTEN_WHOLE)))
+
+
 def most_steps(train: TrainConfig, pairs: TrainingPairs) -> int:
     """Minutes may be more than the pairs are good for."""
     return train.steps or max(LEAST_STEPS, MOST_EPOCHS * pairs.steps_per_epoch)
@@ -334,8 +347,9 @@ def save_generator(
 
 def load_generator(folder: Path, device: torch.device) -> TrainedGenerator:
     manifest = read_manifest(folder)
-    config = GeneratorConfig(**{f.name: manifest[f.name] for f in fields(GeneratorConfig)})
     weights = load_file(folder / "decoder.safetensors")
+    known = manifest | {"longest": len(weights["positions"])}
+    config = GeneratorConfig(**{f.name: known[f.name] for f in fields(GeneratorConfig)})
     encoder, tokenise = load_pretrained(config.encoder, config.max_length, device)
     vocabulary = weights["vocabulary"].numpy()
     decoder = CopyDecoder(config, encoder.encoder.shape.width, vocabulary, pieces_of(encoder))

@@ -52,6 +52,7 @@ class Quality(NamedTuple):
     judge: str
     micro: float
     macro: float
+    deviation: float  # standard deviation of the queries' means, which `macro` is the mean of
 
 
 def quality_score(judge: Judge, queries: Sequence[str], documents: Sequence[str], parts: Iterable[Pairs]) -> Quality:
@@ -67,7 +68,8 @@ def quality_score(judge: Judge, queries: Sequence[str], documents: Sequence[str]
         scores = judge.scores(queries, documents, chosen)
         sums = np.bincount(chosen[:, 0], weights=scores, minlength=len(queries))
     means = sums / np.maximum(np.bincount(chosen[:, 0], minlength=len(queries)), 1)
-    return Quality(judge.name, float((means * counts).sum() / max(counts.sum(), 1)), float(means.mean()))
+    micro = (means * counts).sum() / max(counts.sum(), 1)
+    return Quality(judge.name, float(micro), float(means.mean()), float(means.std()))
 
 
 def sampled(pairs: Pairs, most: int, seed: int = 0) -> Pairs:

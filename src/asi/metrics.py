@@ -269,14 +269,16 @@ class Report:
     expectation: dict[str, float] | None = None  # likewise
     document: dict[str, float] | None = None  # names as in DOCUMENT_METRICS
     acc: float | None = None
+    heads: float | None = None  # docid-level R@1 of the heads' own docids; Acc, if each query has one relevant document
     d_per_id: float | None = None
     d_per_q: float | None = None  # documents that a query's docids open
     ranked: dict[str, float] | None = None  # documents that were ranked for a query: `mean` and `most`
     invalid: dict[str, float] | None = None  # share of docids that no document has: of `all` retrieved, of the `first`
-    quality: dict[str, Any] | None = None  # `judge`, `micro` and `macro` of the documents that the docids open
+    quality: dict[str, Any] | None = None  # of the documents that the docids open, entries as in judges.Quality
     docids: int | None = None
     largest_bucket: int | None = None
     perplexity: list[float] | None = None
+    collapsed: str | None = None  # the warning, if the docids have
     queries: int
     ms_per_query: float | None = None
 

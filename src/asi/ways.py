@@ -72,12 +72,10 @@ def evaluate_index(
     if not baselines:
         return reports
     stage("BM25 and the untrained encoder")
-    return reports | evaluate_baselines(opened, dataset, splits, k=k)
+    return reports | evaluate_baselines(baselines_of(opened), dataset, splits, k)
 
 
-def evaluate_baselines(
-    opened: Index, dataset: Dataset, splits: Sequence[str], cache: Path | None = None, k: int = DEPTH
-) -> Reports:
+def baselines_of(opened: Index, cache: Path | None = None) -> dict[str, Retriever]:
     """BM25 and the untrained encoder's exact search, over the documents of the index.
 
     `cache` is that of the training run, if it was kept: the documents need not be encoded again.
@@ -87,10 +85,16 @@ def evaluate_baselines(
     config = model.config
     embed = pretrained_embedding(config.encoder, opened.loaded.tokenise.max_length, model.device, config.pooling)
     vectors = embed([document.content for document in documents], cache)
-    systems: dict[str, Retriever] = {
+    return {
         "bm25": LexicalRetriever(documents),
         "encoder": ExactRetriever([document.key for document in documents], vectors, embed),
     }
+
+
+def evaluate_baselines(
+    systems: Mapping[str, Retriever], dataset: Dataset, splits: Sequence[str], k: int = DEPTH
+) -> Reports:
+    """The measures that every system has."""
     judged = {split: dataset.judged(split) for split in splits}
     return {
         name: {split: evaluate_documents(system, *judged[split], k)[0] for split in splits}

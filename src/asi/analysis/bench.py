@@ -3,9 +3,10 @@
 The measures are kept in the run's folder: a study that was stopped goes on where it was.
 """
 
+import datetime
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ class Bench:
     device: str | None = None
     fingerprints: dict[int, str] = field(default_factory=dict)  # by the identity of the data set
     unmeasured: set[Path] = field(default_factory=set)  # the runs that are still to come
-    seconds: list[float] = field(default_factory=list)  # what runs took so far
+    seconds: list[float] = field(default_factory=list)  # what runs took, those of earlier days too
+    dates: set[str] = field(default_factory=set)  # on which runs were measured
 
     def plan(self, folders: Iterable[Path]) -> None:
         """Say which runs will be asked for, so that the time left can be told."""
@@ -77,12 +79,12 @@ def measured_run(bench: Bench, label: str, folder: Path, dataset: Dataset, confi
     }
     if kept.exists():
         saved = json.loads(kept.read_text(encoding="utf-8"))
-        if {name: saved.get(name) for name in wanted} == wanted:
+        if "date" in saved and {name: saved.get(name) for name in wanted} == wanted:
             bench.reporter.message(f"{label}: measured already")
-            return from_json(saved["reports"])
+            return known_measures(bench, saved)
     bench.unmeasured.add(folder)
     bench.reporter.message(f"{label}, {time_left(bench)}")
-    started = time.monotonic()
+    started, is_new = time.monotonic(), not folder.exists()
     train(
         dataset, folder, config, resume=True, device=bench.device, cache=bench.cache,
         reporter=bench.reporter, stopping=bench.stopping,
@@ -90,10 +92,19 @@ def measured_run(bench: Bench, label: str, folder: Path, dataset: Dataset, confi
     bench.reporter.stage("measuring", 0)
     with Index.load(folder, bench.device, config.search) as opened:
         reports, _ = evaluate_ways(opened, dataset, bench.splits, STUDIED_WAYS, bench.judge)
-    write_atomically(kept, json.dumps(wanted | {"reports": as_json(reports)}, indent=1))
+    found: dict[str, Any] = {"date": str(datetime.date.today()), "reports": as_json(reports)}
+    if is_new:  # what a run that goes on takes says nothing about a whole one
+        found["seconds"] = time.monotonic() - started
+    write_atomically(kept, json.dumps(wanted | found, indent=1))
     bench.unmeasured.discard(folder)
-    bench.seconds.append(time.monotonic() - started)
-    return reports
+    return known_measures(bench, found)
+
+
+def known_measures(bench: Bench, found: Mapping[str, Any]) -> Measures:
+    """The measures, from what is kept of a run; the bench remembers when and how long it ran."""
+    bench.dates.add(found["date"])
+    bench.seconds.extend([found["seconds"]] if "seconds" in found else [])
+    return from_json(found["reports"])
 
 
 def time_left(bench: Bench) -> str:

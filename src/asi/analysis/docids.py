@@ -46,7 +46,8 @@ class Similarity(NamedTuple):
     """Cosine similarity of pairs of documents: with the same docid, and drawn at random."""
 
     judge: str
-    pairs: int
+    pairs: int  # with the same docid
+    equal: int  # of these, with the same text
     same: tuple[float, float]  # mean and standard deviation
     random: tuple[float, float]
     p_value: float  # of a t-test for a larger mean of the pairs with the same docid, unequal variances
@@ -62,8 +63,11 @@ def similarity(judge: Judge, docid_map: DocidMap, seed: int = 0) -> Similarity |
     texts = [document.content for document in docid_map.documents]
     scores = judge.scores(texts, texts, np.concatenate([same, random]))
     mine, other = scores[: len(same)], scores[len(same) :]
-    test = scipy.stats.ttest_ind(mine, other, equal_var=False, alternative="greater")
-    return Similarity(judge.name, len(same), mean_and_deviation(mine), mean_and_deviation(other), float(test.pvalue))
+    with np.errstate(invalid="ignore", divide="ignore"):  # where all pairs are alike there is no p-value
+        test = scipy.stats.ttest_ind(mine, other, equal_var=False, alternative="greater")
+    equal = sum(texts[first] == texts[second] for first, second in same.tolist())
+    values = mean_and_deviation(mine), mean_and_deviation(other)
+    return Similarity(judge.name, len(same), equal, *values, float(test.pvalue))
 
 
 def mean_and_deviation(values: NDArray[np.float32]) -> tuple[float, float]:
@@ -83,12 +87,17 @@ def pairs_with_one_docid(buckets: Buckets, draw: np.random.Generator) -> NDArray
     start, size = offsets[rows], buckets.sizes[rows]
     step = draw.integers(1, size)  # to another document of the bucket
     pairs = np.stack([first, order[start + (place[first] - start + step) % size]], axis=1)
-    return np.unique(np.sort(pairs, axis=1), axis=0)  # a pair that is drawn twice is no more evidence
+    return once(pairs)
 
 
 def distinct_pairs(count: int, pairs: int, draw: np.random.Generator) -> NDArray[np.int64]:
     first = draw.integers(0, count, pairs)
-    return np.stack([first, (first + draw.integers(1, count, pairs)) % count], axis=1)
+    return once(np.stack([first, (first + draw.integers(1, count, pairs)) % count], axis=1))
+
+
+def once(pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A pair that is drawn twice is no more evidence."""
+    return np.unique(np.sort(pairs, axis=1), axis=0)
 
 
 class Case(NamedTuple):
@@ -137,7 +146,16 @@ def case_of(docid_map: DocidMap, common: CommonWords, row: int, most: int = 4) -
 
 
 def neighbour_cases(docid_map: DocidMap, common: CommonWords, count: int = 3, seed: int = 0) -> list[list[Case]]:
-    """Groups of docids that differ in one position only, around buckets that have words in common."""
+    """Groups of docids that differ in one position only, around buckets that have words in common, if any have."""
+    if docid_map.buckets.docids.shape[1] == 1:  # every other docid would be a neighbour
+        return []
+    groups = neighbour_groups(docid_map, common, count, seed, themed=True)
+    return groups or neighbour_groups(docid_map, common, count, seed, themed=False)
+
+
+def neighbour_groups(
+    docid_map: DocidMap, common: CommonWords, count: int, seed: int, *, themed: bool
+) -> list[list[Case]]:
     buckets = docid_map.buckets
     groups: list[list[Case]] = []
     used: set[int] = set()
@@ -146,7 +164,7 @@ def neighbour_cases(docid_map: DocidMap, common: CommonWords, count: int = 3, se
     for row in tried.tolist():
         near = np.flatnonzero((buckets.docids == buckets.docids[row]).sum(1) == buckets.docids.shape[1] - 1)
         near = near[np.argsort(-buckets.sizes[near], kind="stable")][:3]
-        if len(near) < 2 or used & {row, *near.tolist()} or not common.of(bucket_of(buckets, row)):
+        if len(near) < 2 or used & {row, *near.tolist()} or (themed and not common.of(bucket_of(buckets, row))):
             continue
         used |= {row, *near.tolist()}
         groups.append([case_of(docid_map, common, i, most=2) for i in (row, *near.tolist())])

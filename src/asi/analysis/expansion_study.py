@@ -8,10 +8,11 @@ from asi.analysis.bench import Bench, measured_run
 from asi.analysis.findings import of_queries, verdict
 from asi.analysis.pages import Cell, Section, Table
 from asi.analysis.report import PAPER_COLUMNS, docid_cells
+from asi.batches import training_texts
 from asi.datasets import Dataset, WithMorePairs
 from asi.distributed import choose_device
 from asi.evaluation import evaluate_documents
-from asi.expansion import DEFAULT_STEPS, generator_training, pseudo_queries_file, queries_by_document, with_queries
+from asi.expansion import generator_training, pseudo_queries_file, queries_by_document, suited_steps, with_queries
 from asi.generator import GeneratorConfig
 from asi.lengths import suited_length
 from asi.metrics import Report, Reports
@@ -29,10 +30,11 @@ EXPANSION_RUNS = ("default", "expanded")  # folders: without pseudo queries, wit
 def expansion_section(bench: Bench) -> Section:
     """Train a generator and two runs of the default settings; BM25 with and without the pseudo queries beside them."""
     dataset, splits, config = bench.dataset, bench.splits, bench.config
+    steps = suited_steps(training_texts(dataset))
     check_same_run(bench.run_folder(EXPANSION_RUNS[0]), config, dataset.name)
     documents, encoder = list(dataset.documents()), config.model.encoder
     file = pseudo_queries_file(
-        dataset, bench.out, generator_training(config.train.seed, steps=DEFAULT_STEPS), QUERIES_PER_DOCUMENT,
+        dataset, bench.out, generator_training(config.train.seed, steps=steps), QUERIES_PER_DOCUMENT,
         choose_device(bench.device), bench.reporter, bench.stopping, bench.cache,
         GeneratorConfig(encoder, config.model.max_length or suited_length(encoder, documents)),
     )  # fmt: skip
@@ -48,7 +50,7 @@ def expansion_section(bench: Bench) -> Section:
         reports[name] = {split: evaluate_documents(retriever, *dataset.judged(split))[0] for split in splits}
     return Section(
         "Query expansion",
-        [expansion_text(dataset, documents), *expansion_findings(reports, splits)],
+        [expansion_text(dataset, documents, steps), *expansion_findings(reports, splits)],
         [
             Table(
                 f"{split}; judge: {bench.judge.name}",
@@ -61,13 +63,14 @@ def expansion_section(bench: Bench) -> Section:
     )
 
 
-def expansion_text(dataset: Dataset, documents: Sequence[Document]) -> str:
+def expansion_text(dataset: Dataset, documents: Sequence[Document], steps: int) -> str:
     _, qrels = dataset.judged("train")
     return (
         f"{len(qrels):,} training pairs for {len(documents):,} documents, of which "
         f"{len({qrel.document for qrel in qrels}):,} have any. A generator of our own is trained on the pairs "
-        f"({DEFAULT_STEPS} steps), samples {QUERIES_PER_DOCUMENT} queries for every document of the corpus, and "
-        "these are trained on too. So documents without a training query have pseudo queries here."
+        f"({steps} steps), samples {QUERIES_PER_DOCUMENT} queries for every document of the corpus, and "
+        "these are trained on too. So documents without a training query have pseudo queries here. ASI searches by the "
+        "constrained beam, whose recall at docid level is that of decoder, heads and the buckets' centres together."
     )
 
 

@@ -1,17 +1,16 @@
 """Queries grouped by how new their document is to the model: known, new in content, or new in meaning."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from asi.datasets import Dataset
-from asi.evaluation import DocidMap, evaluate_searchers
-from asi.judges import Judge
+from asi.evaluation import DocidMap
 from asi.metrics import Report
 from asi.records import Qrel, Query
-from asi.search import Searcher
 
+Measure = Callable[[Sequence[Query], Sequence[Qrel]], Report]  # of one system, on these queries
 EXISTING, NEW_CONTENT, NEW_SEMANTIC = "Existing", "NewContent", "NewSemantic"
 
 
@@ -24,9 +23,12 @@ class Group:
 
 
 def evaluate_groups(
-    searcher: Searcher, dataset: Dataset, splits: Sequence[str], docid_map: DocidMap, judge: Judge | None
+    measure: Measure,
+    dataset: Dataset,
+    splits: Sequence[str],
+    docid_map: DocidMap,
 ) -> dict[str, Group]:
-    """All measures, for all queries of the splits and for each group.
+    """All measures of a system, for all queries of the splits and for each group.
 
     Existing: the document has training queries. NewContent: it has none, but its docid is that of one that has.
     NewSemantic: no document with training queries has its docid.
@@ -52,11 +54,7 @@ def evaluate_groups(
     found = {}
     for name, own in groups.items():
         relevant = [qrel for qrel in own if qrel.grade > 0]
-        report = None
-        if relevant:
-            reports, _ = evaluate_searchers({"asi": searcher}, queries, own, docid_map, judge)
-            report = reports["asi"]
-        found[name] = Group(len({qrel.document for qrel in relevant}), report)
+        found[name] = Group(len({qrel.document for qrel in relevant}), measure(queries, own) if relevant else None)
     return found
 
 

@@ -2,20 +2,24 @@
 
 import datetime
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import isnan
 from pathlib import Path
 
 from asi.analysis import docids, figures
-from asi.analysis.new_documents import Group, evaluate_groups
+from asi.analysis.new_documents import Group, Measure, evaluate_groups
 from asi.analysis.pages import Cell, Figure, Page, Section, Table
+from asi.batches import training_texts
 from asi.datasets import Dataset
 from asi.errors import ConfigError
-from asi.evaluation import DocidMap
+from asi.evaluation import DocidMap, evaluate_retriever, evaluate_searchers
 from asi.index import Index
 from asi.judges import EmbeddingJudge, Judge, TfidfJudge, find_judge
 from asi.metrics import Report, Reports, as_json, collapse_warning
-from asi.records import Docid, Document
+from asi.records import Docid, Document, Qrel, Query
 from asi.run import RunState
-from asi.ways import evaluate_baselines, evaluate_ways, possible_ways
+from asi.search import Searcher
+from asi.ways import baselines_of, evaluate_ways, possible_ways
 
 Stage = Callable[[str], None]
 
@@ -43,12 +47,21 @@ def build_report(
     stage("searching the test queries")
     docid_map = DocidMap(opened.searcher)
     reports, _ = evaluate_ways(opened, dataset, splits, possible_ways(opened), judge)
+    systems = {
+        name: partial(measured_way, opened.configured(**way), docid_map, judge)
+        for name, way in possible_ways(opened).items()
+    }
+    shown = [name for name in systems if name in ("asi", "asi-beam")] or list(systems)[:1]
     if baselines:
-        reports |= evaluate_baselines(opened, dataset, splits)
+        stage("BM25 and the untrained encoder")
+        for name, retriever in baselines_of(opened).items():
+            systems[name] = partial(evaluate_retriever, retriever, docid_map=docid_map, judge=judge)
+            reports[name] = {split: systems[name](*dataset.judged(split)) for split in splits}
+            shown.append(name)
     stage("looking at new documents")
-    sections = [measures_section(reports, judge, names_of_ways(opened))]
-    if "train" in dataset.splits:
-        sections.append(new_section(opened, dataset, splits, docid_map, judge))
+    names = names_of_ways(opened)
+    tables = {f"{names[name]}; judge: {judge.name}": systems[name] for name in shown}
+    sections = [measures_section(reports, judge, names), new_section(opened, dataset, splits, docid_map, tables)]
     stage("looking at docids")
     sections += [
         density_section(docid_map, opened.loaded.model.config.V),
@@ -64,9 +77,16 @@ def build_report(
         f"`{Path(config.model.encoder).name}`.",
         "Recall is three numbers here. docid: the docid of a relevant document is among the first k (the paper's "
         "recall). expected: one random document per docid. document: after ranking, what a user sees.",
+        *([NO_STRANGER] if judge.source == config.model.encoder else []),
     ]
     data = {"measures": as_json(reports), "judge": judge.name}
     return Page(f"Docids of {opened.folder.path.name}", introduction, sections, data)
+
+
+NO_STRANGER = (
+    "The judge is the encoder that the run was trained with: its scores favour what that finds. To compare the run "
+    "with others, take another."
+)
 
 
 def docid_cells(report: Report) -> list[Cell]:
@@ -92,15 +112,20 @@ def measures_section(reports: Reports, judge: Judge, names: Mapping[str, str]) -
     for system, by in reports.items():
         for split, report in by.items():
             start: list[Cell] = [names.get(system, system), split]
-            if report.docid is not None:
-                invalid = report.invalid or {}
-                docid_rows.append([*start, *docid_cells(report), invalid.get("all"), invalid.get("first")])
-            document, expected = report.document or {}, report.expectation or {}
+            if report.docid is not None or report.quality is not None:
+                invalid, expected = report.invalid or {}, report.expectation or {}
+                cells: list[Cell] = [
+                    expected.get("R@1"),
+                    expected.get("R@10"),
+                    invalid.get("all"),
+                    invalid.get("first"),
+                ]
+                docid_rows.append([*start, *docid_cells(report), *cells])
+            document = report.document or {}
             document_rows.append(
                 [
                     *start,
                     *(document.get(n) for n in ("R@1", "R@5", "R@10", "MRR@10", "nDCG@10")),
-                    expected.get("R@10"),
                     (report.ranked or {}).get("mean"),
                     (report.ranked or {}).get("most"),
                     report.ms_per_query,
@@ -112,13 +137,16 @@ def measures_section(reports: Reports, judge: Judge, names: Mapping[str, str]) -
         "Measures",
         [
             f"Mi-QS and Ma-QS: mean score of the documents that the first ten docids open, by the judge {judge.name}, "
-            "over all of them and over queries first. D/Q: documents that they open. Acc: the heads give query and "
-            "document the same docid. D/ID: documents per docid. Invalid: generated docids that no document has, of "
-            "all and of the first."
+            "over all of them and over queries first (a query that opens nothing counts as 0 in the second only). D/Q: "
+            "documents that they open. Systems without docids open the ten documents that they find. Acc: the heads "
+            "give query and document the same docid. D/ID: documents per docid. Expected: one random document stands "
+            "for each docid. Invalid: generated docids that no document has, of all and of the first."
         ],
         [
             Table(
-                f"Docid level; judge: {judge.name}", (*columns, *PAPER_COLUMNS, "invalid", "invalid first"), docid_rows
+                f"Docid level; judge: {judge.name}",
+                (*columns, *PAPER_COLUMNS, "expected R@1", "expected R@10", "invalid", "invalid first"),
+                docid_rows,
             ),
             Table(
                 "Document level",
@@ -129,7 +157,6 @@ def measures_section(reports: Reports, judge: Judge, names: Mapping[str, str]) -
                     "R@10",
                     "MRR@10",
                     "nDCG@10",
-                    "expected R@10",
                     "documents ranked",
                     "at most",
                     "ms a query, 32 at once",
@@ -148,26 +175,47 @@ def more_pairs_text(count: int) -> str:
     )
 
 
-def new_section(opened: Index, dataset: Dataset, splits: Sequence[str], docid_map: DocidMap, judge: Judge) -> Section:
-    ways = possible_ways(opened)
-    shown = {name: ways[name] for name in ("asi", "asi-beam") if name in ways} or dict([next(iter(ways.items()))])
-    more_pairs = RunState.load(opened.folder).more_pairs
+CHANGED = (
+    "The documents or pairs of this data set are not those that the run was trained on: Existing documents are those "
+    "with a training query now, of which the run may not know some."
+)
+
+
+def measured_way(
+    searcher: Searcher, docid_map: DocidMap, judge: Judge, queries: Sequence[Query], qrels: Sequence[Qrel]
+) -> Report:
+    reports, _ = evaluate_searchers({"asi": searcher}, queries, qrels, docid_map, judge)
+    return reports["asi"]
+
+
+def new_section(
+    opened: Index, dataset: Dataset, splits: Sequence[str], docid_map: DocidMap, systems: Mapping[str, Measure]
+) -> Section:
+    """A table for each system, by its title."""
+    title = "New documents"
+    if "train" not in dataset.splits:
+        return Section(
+            title, [f"{dataset.name} has no split train, which would tell the known documents from new ones."]
+        )
+    state = RunState.load(opened.folder)
+    is_changed = not state.more_pairs and state.texts not in (None, training_texts(dataset).fingerprint())
     return Section(
-        "New documents",
+        title,
         [
             "Queries grouped by their document. Existing: it has training queries. NewContent: it has none, but shares "
             "its docid with one that has. NewSemantic: its docid is new too. A query that asks for documents of two "
             "groups counts in both. The constrained beam knows all docids in use, those of new documents too; the "
             "plain one generates what it has learnt.",
-            *([more_pairs_text(more_pairs)] if more_pairs else []),
+            *([more_pairs_text(state.more_pairs)] if state.more_pairs else []),
+            *([CHANGED] if is_changed else []),
         ],
         [
             Table(
-                f"{names_of_ways(opened)[name]}; judge: {judge.name}",
+                name,
                 ("group", "queries", "documents", *PAPER_COLUMNS, "document R@10", "document MRR@10"),
-                group_rows(evaluate_groups(opened.configured(**settings), dataset, splits, docid_map, judge)),
+                group_rows(evaluate_groups(measure, dataset, splits, docid_map)),
             )
-            for name, settings in shown.items()
+            for name, measure in systems.items()
         ],
     )
 
@@ -218,10 +266,11 @@ def map_section(docid_map: DocidMap, V: int) -> Section:
     if picture is None:
         return Section("Map of the docids", ["Too few docids to draw."])
     text = (
-        "Docids as vectors of their codes, laid out by t-SNE, coloured by the first code. Codes are names, not sizes, "
-        "so an even spread is what health looks like; clumps would be codes that always come together."
+        f"{min(figures.TSNE_POINTS, len(docid_map.buckets.docids)):,} of {len(docid_map.buckets.docids):,} docids as "
+        "vectors of their codes, laid out by t-SNE, coloured by the first code. Codes are names, not sizes, so an even "
+        "spread is what health looks like; clumps would be codes that always come together."
     )
-    return Section("Map of the docids", [text], figures=[Figure("t-SNE of the docids in use", "map", picture)])
+    return Section("Map of the docids", [text], figures=[Figure("t-SNE of docids in use", "map", picture)])
 
 
 def similarity_section(docid_map: DocidMap, judge: Judge) -> Section:
@@ -230,9 +279,10 @@ def similarity_section(docid_map: DocidMap, judge: Judge) -> Section:
         [
             s.judge,
             s.pairs,
+            s.equal,
             plus_minus(s.random),
             plus_minus(s.same),
-            f"{s.p_value:.1e}" if s.p_value else "below 1e-300",
+            p_value_text(s.p_value),
         ]
         for s in found
         if s is not None
@@ -243,7 +293,7 @@ def similarity_section(docid_map: DocidMap, judge: Judge) -> Section:
         if rows
         else "Hardly any documents share a docid."
     )
-    table = Table("Similarity of documents", ("by", "pairs", "random", "same docid", "p-value"), rows)
+    table = Table("Similarity of documents", ("by", "pairs", "of equal texts", "random", "same docid", "p-value"), rows)
     return Section("Documents that share a docid", [text], [table] if rows else [])
 
 
@@ -255,6 +305,13 @@ def embedding_judges(judge: Judge) -> list[Judge]:
         return [find_judge("wordllama")]
     except ConfigError:
         return []
+
+
+def p_value_text(value: float) -> str | None:
+    """Nothing where there is none: all pairs are alike."""
+    if isnan(value):
+        return None
+    return f"{value:.1e}" if value else "below 1e-300"
 
 
 def plus_minus(values: tuple[float, float]) -> str:
@@ -275,7 +332,7 @@ def case_sections(docid_map: DocidMap) -> list[Section]:
             "Neighbouring docids",
             ["Docids that differ in one position."]
             if groups
-            else ["No docid with a theme has two neighbours that differ in one position."],
+            else ["No docid has two neighbours that differ in one position only."],
             [
                 Table(f"Around {named(group[0].docid)}", CASE_COLUMNS, [case_row(case) for case in group])
                 for group in groups

@@ -1,9 +1,9 @@
 """One study as a page, or all of them and the report of the default run."""
 
-import datetime
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from asi.analysis import figures
 from asi.analysis.bench import Bench
@@ -30,12 +30,14 @@ def write_study(name: str, bench: Bench) -> Path:
         bench.plan(map(bench.run_folder, EXPANSION_RUNS))
         parts.append(partial(expansion_section, bench))
     figures.check_packages()
-    introduction = [f"`{bench.dataset.name}`, {', '.join(bench.splits)}, {datetime.date.today()}."]
     title = f"Studies on {bench.dataset.name}"
     sections: list[Section] = []
-    data = {"judge": bench.judge.name, "splits": list(bench.splits), "settings": to_dict(bench.config)}
+    data = {"judge": bench.judge.name, "splits": list(bench.splits), "settings": settings_of_runs(name, bench)}
     for part in parts:
         sections.append(part())
+        introduction = [
+            f"`{bench.dataset.name}`, {', '.join(bench.splits)}, measured {' and '.join(sorted(bench.dates))}."
+        ]
         whole = Page(title if name == "all" else sections[0].title, introduction, sections, data)
         page = whole.write(bench.out if name == "all" else bench.out / name)  # what is done can be read
     if name != "all":
@@ -43,4 +45,15 @@ def write_study(name: str, bench: Bench) -> Path:
     with Index.load(bench.run_folder("default"), bench.device, bench.config.search) as opened:
         stage = partial(bench.reporter.stage, total=0)
         report = build_report(opened, bench.dataset, bench.splits, bench.judge, baselines=True, stage=stage)
-    return Page(title, report.introduction, [*report.sections, *sections], data | report.data).write(bench.out)
+    return Page(title, [*introduction, *report.introduction], [*report.sections, *sections], data | report.data).write(
+        bench.out
+    )
+
+
+def settings_of_runs(name: str, bench: Bench) -> dict[str, dict[str, Any]]:
+    """What each run was trained with, by the name of its folder; runs that studies share once."""
+    runs = {bench.run_folder("default").name: bench.config} if name in ("all", "expansion") else {}
+    for study_name, study in STUDIES.items():
+        if name in ("all", study_name):
+            runs |= {folder.name: config for folder, config in study_runs(study, bench).values()}
+    return {run: to_dict(config) for run, config in runs.items()}

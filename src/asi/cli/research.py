@@ -154,15 +154,30 @@ def expand(
         str | None, typer.Option("--train", metavar="DATA", help="train a generator on its pairs")
     ] = None,
     count: Annotated[int, typer.Option(min=1, help="queries sampled for each document")] = 5,
-    steps: Annotated[int, typer.Option(min=1, help="length of the generator's training")] = 600,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="length of the generator's training; default: 600, or fewer where pairs are few"),
+    ] = None,
+    encoder: Annotated[
+        str, typer.Option(help="with --train: what reads the documents, a folder or a name")
+    ] = "all-MiniLM-L6-v2",
     seed: Annotated[int, typer.Option(help="of training and sampling")] = 0,
     skip_bad: SkipBad = False,
     device: Device = None,
 ) -> None:
     """Write pseudo queries for documents: more training pairs for asi train --more."""
+    from asi.batches import training_texts
     from asi.datasets import open_dataset, read_documents
     from asi.distributed import choose_device
-    from asi.expansion import QueryGenerator, find_generator, generator_training, train_on_pairs, write_pairs
+    from asi.expansion import (
+        QueryGenerator,
+        find_generator,
+        generator_training,
+        suited_config,
+        suited_steps,
+        train_on_pairs,
+        write_pairs,
+    )
     from asi.screen import ScreenReporter
 
     if (model is None) == (train_on is None):
@@ -176,9 +191,12 @@ def expand(
         folder = out.with_suffix(".generator")
         generator: QueryGenerator
         if train_on is not None:
+            dataset = open_dataset(train_on, bad)
+            texts = training_texts(dataset)
             generator = train_on_pairs(
-                open_dataset(train_on, bad), folder, generator_training(seed, steps=steps), chosen, reporter, stopping
-            )
+                dataset, folder, generator_training(seed, steps=steps or suited_steps(texts)), chosen, reporter,
+                stopping, config=suited_config(texts, encoder),
+            )  # fmt: skip
         else:
             generator = find_generator(model or "", chosen)
         written = write_pairs(generator, items, out, count, seed, reporter, stopping)
