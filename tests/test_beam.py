@@ -71,6 +71,45 @@ def test_constrained_beam_finds_existing_docids_only(beams):
             assert found.codes[q][finite].tolist() == best
 
 
+def test_docids_of_different_length_count_by_their_mean():
+    """() has .5 and would win by its product; (1,) has .3 * .9, whose root is .52. (2, 2) can't be as good any more."""
+    first = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    second = torch.tensor([[[1.0, 0.0, 0.0], [0.9, 0.1, 0.0], [0.1, 0.1, 0.8]]]).log()
+    asked = []
+    step = table_step([first, second, torch.full((1, 3, 3, 3), 1 / 3).log()])
+
+    def counted(moves):
+        asked.append(moves)
+        return step(moves)
+
+    found = beam_search(counted, length=3, beams=2, end=0)
+    assert found.codes[0].tolist() == [[1, 0, 0], [0, 0, 0]]
+    assert found.scores[0].exp().tolist() == pytest.approx([0.27**0.5, 0.5])
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("beams", [1, 2, 5, 40])
+def test_what_ends_is_found_by_itself_and_beside_others(beams):
+    m, V = 3, 3
+    tables = random_tables(6, m, V, seed=5)
+    docids = [docid for n in range(m + 1) for docid in product(range(1, V), repeat=n)]
+    existing = np.array(sorted((*docid, *[0] * (m - len(docid))) for docid in docids))
+    for tree in (None, PrefixTree(existing, V)):
+        together = beam_search(table_step(tables), m, beams, tree, end=0)
+        for q in range(6):
+            alone = beam_search(table_step([table[q : q + 1] for table in tables]), m, beams, tree, end=0)
+            assert torch.equal(alone.codes[0], together.codes[q])
+            assert torch.equal(alone.scores[0], together.scores[q])
+            if tree is not None:
+                found = together.rows[q][: len(docids)]
+                assert existing[found.numpy()].tolist() == together.codes[q][: len(docids)].tolist()
+            if beams >= len(docids):
+                means = {d: score(tables, q, (*d, 0)[:m]) / min(len(d) + 1, m) for d in docids}
+                best = sorted(docids, key=lambda docid: -means[docid])
+                assert [tuple(c for c in row if c) for row in together.codes[q].tolist()][: len(best)] == best
+                assert together.scores[q][: len(best)].tolist() == pytest.approx([means[d] for d in best], abs=1e-5)
+
+
 def masked(tables, existing):
     """The tables with -inf for every prefix that no existing docid has."""
     found = []

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 import math
@@ -21,10 +22,9 @@ from asi.systems import identifiers
 from asi.systems.decoders import PrefixAwareDecoder, PrefixAwareGeneration, Shape
 from asi.systems.dense import multi_label_margin
 from asi.systems.genret import balanced_codes, centred
-from asi.systems.identifiers import END, numbers_within, padded
+from asi.systems.identifiers import END, MOST_OF_AN_ADDRESS, numbers_within, padded
 from asi.systems.ngrams import BETA, Ngrams, document_scores, ngrams_of, weight_of
 from asi.systems.sequences import SequenceObjective, SequenceRetriever, sequence_loss, written
-from asi.systems.steps import UntilTheEnd
 from asi.systems.table import BY_NAME, ROWS, chosen_systems
 from asi.systems.windows import LENGTH, TextView
 from asi.systems.words import COPYING, WordCodes
@@ -68,7 +68,7 @@ def test_new_are_the_documents_that_only_test_unseen_asks_for(workplace):
 def test_equal_texts_are_one_text_of_several_documents(workplace, monkeypatch):
     lists = [["same", "own", "same"] if row < 2 else [f"of {row}"] for row in range(len(workplace.keys))]
     monkeypatch.setitem(vars(workplace), "pseudo_queries", lists)
-    texts, pairs = workplace.source("pseudo")
+    texts, pairs, _ = workplace.source("pseudo")
     assert len(set(texts)) == len(texts)
     assert [workplace.known[:2].tolist()] * 2 == [
         [document for text, document in pairs.tolist() if texts[text] == same] for same in ("same", "own")
@@ -102,6 +102,23 @@ def test_semantic_docids_are_paths_of_clusters(workplace, k, leaf):
     assert within < np.var(vectors, axis=0).sum()  # a cluster is tighter than the corpus
 
 
+def test_numbers_in_a_leaf_follow_the_main_direction_and_none_changes_when_documents_come():
+    vectors = np.array([[0.0, 0.1], [3, 0], [1, 0.2], [2, 0], [2.4, 0.1]], np.float32)
+    paths = [[] for _ in vectors]
+    known = np.array([True, True, True, True, False])
+    identifiers.grow(vectors, known, np.arange(5), paths, k=10, leaf=100, seed=0)
+    assert paths in (
+        [[0], [3], [1], [2], [4]],
+        [[3], [0], [2], [1], [4]],
+    )  # alike, alike in number; the new one is last
+    only_new = [[] for _ in vectors]  # a cluster that no known document is in
+    identifiers.grow(vectors, np.zeros(5, dtype=bool), np.arange(5), only_new, k=10, leaf=100, seed=0)
+    assert only_new == [[], [1], [2], [3], [4]]
+    alone = [[], []]
+    identifiers.grow(vectors[:2], np.array([True, False]), np.arange(2), alone, k=10, leaf=100, seed=0)
+    assert alone == [[], [1]]  # without the new one it would be [] too
+
+
 def test_product_quantisation_rebuilds_vectors(workplace):
     made = identifiers.quantised(workplace, parts=8)
     assert made.codes.shape == (len(workplace.keys), 8)
@@ -122,6 +139,18 @@ def test_docids_in_words(workplace):
     counts = np.bincount(titled.documents, minlength=len(workplace.keys))
     expected = [len(identifiers.sentences_of(document.text)) for document in workplace.texts.documents]
     assert counts.tolist() == expected
+
+
+def test_an_address_that_many_share_is_no_docid(workplace, monkeypatch):
+    own = workplace.texts.documents[: MOST_OF_AN_ADDRESS + 1]
+    several = [document._replace(key=f"{number}", title="house") for number, document in enumerate(own)]
+    for count in (MOST_OF_AN_ADDRESS, MOST_OF_AN_ADDRESS + 1):
+        monkeypatch.setitem(vars(workplace), "texts", workplace.texts._replace(documents=several[:count]))
+        monkeypatch.setitem(vars(workplace), "known", np.arange(count))
+        texts = [document.content if count > MOST_OF_AN_ADDRESS else "house" for document in several[:count]]
+        made = identifiers.addresses(workplace)
+        expected = identifiers.as_identifiers(texts, workplace.tokenise)
+        assert np.array_equal(made.codes, expected.codes)
 
 
 def test_decoders_of_words_start_from_the_encoder_and_the_text():
@@ -159,11 +188,12 @@ def some_query(n=2, width=8):
     )
 
 
-@pytest.mark.parametrize("aware", [False, True])
-def test_generation_equals_the_whole_sequence(aware):
+@pytest.mark.parametrize(("aware", "text_everywhere"), [(False, False), (True, False), (False, True)])
+def test_generation_equals_the_whole_sequence(aware, text_everywhere):
     torch.manual_seed(0)
     shape = Shape(3, 5, shared_tokens=False, decoder_width=16, decoder_heads=2)
     decoder = (PrefixAwareDecoder if aware else Decoder)(8, shape).eval()
+    decoder.text_everywhere = text_everywhere
     if aware:
         torch.nn.init.normal_(decoder.adaptor[3].weight)
     query = some_query()
@@ -174,6 +204,8 @@ def test_generation_equals_the_whole_sequence(aware):
         parts = [step(None)]
         for i in range(2):
             parts.append(step((codes[:, i : i + 1], torch.zeros(2, 1, dtype=torch.long))))
+        cut = decoder.states(query, codes[:, :2])  # nothing of a position depends on those behind
+        assert torch.allclose(cut, decoder.states(query, codes)[:, :2], atol=1e-5)
     assert torch.allclose(torch.cat(parts, dim=1), whole, atol=1e-5)
 
 
@@ -184,13 +216,16 @@ def test_beam_over_docids_of_different_length_is_exhaustive():
     table = np.unique(padded(existing), axis=0)
     query = some_query()
     with torch.no_grad():
-        found = beam_search(UntilTheEnd(Generation(decoder, query)), 3, 5, PrefixTree(table, 4))
+        found = beam_search(Generation(decoder, query), 3, 5, PrefixTree(table, 4), end=END)
         for q in range(2):
             alone = Encoded(*(part[q : q + 1] for part in query))
             expected = {}
             for docid in existing:
                 codes = torch.from_numpy(padded([docid, (1, 1, 1)])[:1])
-                expected[docid] = log_likelihood(decoder(alone, codes), codes[0].tolist(), ends=True)
+                likelihood = log_likelihood(decoder(alone, codes), codes[0].tolist(), ends=True)
+                expected[docid] = likelihood / min(
+                    len(docid) + 1, 3
+                )  # END is a code too; behind the last there is none
             ranked = sorted(expected, key=lambda docid: -expected[docid])
             written = [tuple(code for code in row if code) for row in found.codes[q].tolist()]
             assert written == ranked
@@ -378,6 +413,8 @@ def test_settings_of_a_system_are_all_that_its_row_says_and_survive_a_file():
     assert nci["identifiers"] == {
         "function": "asi.systems.identifiers.semantic", "k": 30, "leaf": 30, "shared": False,
     }  # fmt: skip
+    revised = dataclasses.replace(BY_NAME["nci"], revision=BY_NAME["nci"].revision + 1)
+    assert revised.settings != BY_NAME["nci"].settings
 
 
 def asi(*arguments, cwd):

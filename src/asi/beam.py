@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -51,7 +52,7 @@ class PrefixTree:
         rank = start[row] + within
         return row, level[rank] - prefixes[row] * self.V, rank
 
-    def rank(self, depth: int, prefixes: Tensor, codes: Tensor) -> Tensor:
+    def rank(self, depth: int, prefixes: Tensor, codes: Tensor | int) -> Tensor:
         """The ranks of prefixes that exist, one code longer; of no meaning for those that don't."""
         edges = prefixes * self.V + codes
         return torch.searchsorted(self.levels[depth], edges).clamp(max=len(self.levels[depth]) - 1)
@@ -61,10 +62,14 @@ class PrefixTree:
         prefixes = torch.zeros(codes.shape[:-1], dtype=torch.long)
         exists = torch.full(codes.shape[:-1], len(self.levels[0]) > 0)
         for depth in range(codes.size(-1)) if exists.any() else ():
-            edges = prefixes * self.V + codes[..., depth]
+            exists &= self.has(depth, prefixes, codes[..., depth])
             prefixes = self.rank(depth, prefixes, codes[..., depth])
-            exists &= self.levels[depth][prefixes] == edges
         return torch.where(exists, prefixes, -1)
+
+    def has(self, depth: int, prefixes: Tensor, codes: Tensor | int) -> Tensor:
+        """Which prefixes go on with these codes, as booleans."""
+        found: Tensor = self.levels[depth][self.rank(depth, prefixes, codes)] == prefixes * self.V + codes
+        return found
 
     def look_ahead(self, scores: Tensor) -> list[Tensor]:
         """From scores (Q, U) of the existing docids, for every length the best that each prefix can lead to."""
@@ -83,19 +88,27 @@ def beam_search(
     tree: PrefixTree | None = None,
     visit: Visit | None = None,
     ahead: list[Tensor] | None = None,
+    end: int | None = None,
 ) -> Beams:
     """The `beams` best docids for each query under `step`, best first; only existing ones if a tree is given.
 
     `ahead` (of the tree's `look_ahead`) is added to the scores by which beams are kept: a prefix that leads to a docid
     of promise survives a bad start, and a whole docid's score is that of `step` plus its own. `visit` sees the
     unfinished ones too. Equal scores keep the order of beams and codes, so that equal input gives equal output.
+
+    Where docids differ in length, `end` is the code that ends one and fills it up. A docid that has ended leaves the
+    beam, and counts by the mean score of its codes, `end` among them: by their sum short ones would win. A query is
+    done when as many as it has beams have ended and nothing in the beam has a better mean, unless somebody visits.
     """
     log_probs = step(None)  # (Q, 1, V)
     beam = Beam.start(log_probs)
     codes = torch.empty(*beam.code.shape, 0, dtype=torch.long, device=log_probs.device)
+    ended = None if end is None else Ended.none(len(log_probs), beams, length, end, log_probs)
     for depth in range(length):
         if depth:
             log_probs = step((beam.code, beam.parent))  # (Q, K, V)
+        if ended is not None:
+            ended, log_probs = ended.and_those_that_end_now(beam, log_probs, codes, tree)
         if tree is None:
             beam = continued(beam, log_probs, beams)
         else:
@@ -104,7 +117,48 @@ def beam_search(
         codes = torch.cat([before, beam.code[:, :, None]], dim=2)
         if visit is not None:
             visit(depth, beam.kept, beam.prefixes, codes)
+        elif ended is not None:
+            done = beam.scores[:, 0] / (depth + 1) <= ended.scores[:, -1]
+            if done.all():
+                break
+            beam = beam._replace(scores=beam.scores.masked_fill(done[:, None], -torch.inf))
+    if ended is not None:
+        if codes.size(2) == length:
+            ended = ended.joined(beam.scores / length, codes)
+        return Beams(ended.codes, ended.scores, tree.find(ended.codes.cpu()) if tree is not None else None)
     return Beams(codes, beam.kept, beam.prefixes if tree is not None else None)
+
+
+class Ended(NamedTuple):
+    """The best docids that have ended, in a search for docids of different length."""
+
+    codes: Tensor  # (Q, K, m)
+    scores: Tensor  # (Q, K), best first; -inf where fewer have ended
+    end: int
+
+    @classmethod
+    def none(cls, queries: int, beams: int, length: int, end: int, like: Tensor) -> "Ended":
+        codes = torch.full((queries, beams, length), end, device=like.device)
+        return cls(codes, like.new_full((queries, beams), -torch.inf), end)
+
+    def and_those_that_end_now(
+        self, beam: "Beam", log_probs: Tensor, codes: Tensor, tree: PrefixTree | None
+    ) -> tuple["Ended", Tensor]:
+        """And the log-probabilities without those of the end, so that the beam goes on with the others."""
+        depth = codes.size(2)
+        scores = beam.scores + log_probs[:, :, self.end]
+        if tree is not None:
+            scores = scores.where(tree.has(depth, beam.prefixes, self.end).to(scores.device), -torch.inf)
+        others = log_probs.index_fill(2, torch.tensor(self.end, device=log_probs.device), -torch.inf)
+        return self.joined(scores / (depth + 1), codes), others
+
+    def joined(self, scores: Tensor, codes: Tensor) -> "Ended":
+        """With more of them: scores (Q, n), codes (Q, n, as many as they have)."""
+        length = self.codes.size(2)
+        filled = F.pad(codes, (0, length - codes.size(2)), value=self.end)
+        kept, chosen = stable_topk(torch.cat([self.scores, scores], dim=1), self.scores.size(1))
+        both = torch.cat([self.codes, filled], dim=1)
+        return Ended(both.gather(1, chosen[:, :, None].expand(-1, -1, length)), kept, self.end)
 
 
 class Beam(NamedTuple):

@@ -4,6 +4,7 @@ Letters: B batch, T tokens, D encoder width, d decoder width, m docid length, V 
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -200,8 +201,13 @@ class DecoderShape(Protocol):
     def head_prior(self) -> bool: ...
 
 
+Tables = Sequence[Tensor]  # (V, d) for each position
+
+
 class Decoder(nn.Module):
     """Query to docid, position by position, over the id tokens alone."""
+
+    text_everywhere = False  # x is read at every position, not at the first alone
 
     def __init__(self, width: int, config: DecoderShape) -> None:
         super().__init__()
@@ -221,39 +227,59 @@ class Decoder(nn.Module):
     def blocks(self) -> list[DecoderLayer]:
         return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
 
-    def table(self, tables: Tensor, position: int) -> Tensor:
-        return tables[position if len(tables) > 1 else 0]  # (V, d)
+    def embedding_tables(self) -> Tables:
+        return tables_of(self.embeddings, self.m)
 
-    def log_probs(self, states: Tensor, position: int, prior: Tensor | None) -> Tensor:
-        """States (B, n, d) at `position` to log-probabilities (B, n, V); `prior` (B, m, V) are the heads' logits."""
+    def output_tables(self) -> Tables:
+        return tables_of(self.outputs, self.m)
+
+    def log_probs(self, states: Tensor, tables: Tables, position: int, prior: Tensor | None) -> Tensor:
+        """States (B, n, d) at `position` to log-probabilities (B, n, V), by the output tables; `prior` (B, m, V) are
+        the heads' logits."""
         own = prior[:, position, None] if prior is not None else None
-        return self.logits(states, position, own).log_softmax(-1)
+        return self.logits(states, tables[position], own).log_softmax(-1)
 
-    def logits(self, states: Tensor, position: int, prior: Tensor | None) -> Tensor:
-        """States (..., d) at `position` to logits (..., V), to which the prior (..., V) is added if there is one."""
-        logits = F.linear(self.norm(states), self.table(self.outputs, position))
+    def logits(self, states: Tensor, table: Tensor, prior: Tensor | None) -> Tensor:
+        """States (..., d) to logits (..., V) by the output table of their position, to which the prior (..., V) is
+        added if there is one."""
+        logits = F.linear(self.norm(states), table)
         if self.prior_scale is not None and prior is not None:
             logits = logits + self.prior_scale * prior
         return logits
 
     def states(self, query: Encoded, docid: Tensor) -> Tensor:
-        """States (B, m, d) at every position given the true docid before it: codes (B, m), or one-hots (B, m, V)."""
-        embedded = [self.embedded(docid[:, i], i) for i in range(self.m - 1)]
-        states = torch.stack([self.start(self.norm_x(query.x)), *embedded], dim=1) + self.positions
+        """States (B, m, d) at every position given the true docid before it: codes (B, m), or one-hots (B, m, V).
+
+        Fewer than m positions if the docids are cut off.
+        """
+        first, tables = self.start(self.norm_x(query.x)), self.embedding_tables()
+        embedded = [embedded_codes(docid[:, i], tables[i]) for i in range(docid.size(1) - 1)]
+        if self.text_everywhere:
+            embedded = [first + code for code in embedded]
+        states = torch.stack([first, *embedded], dim=1) + self.positions[: docid.size(1)]
         for layer in self.blocks:
             states = layer(states, layer.memory_keys_values(query.states, query.mask), query.mask)
         return states
 
-    def embedded(self, codes: Tensor, position: int) -> Tensor:
-        """Codes (...,), or one-hots (..., V) that may carry a gradient, to vectors (..., d)."""
-        table = self.table(self.embeddings, position)
-        return codes @ table if codes.is_floating_point() else F.embedding(codes, table)
-
     def forward(self, query: Encoded, docid: Tensor, prior: Tensor | None = None) -> Tensor:
         """Log-probabilities (B, m, V) of every position given the true docid before it."""
-        states = self.states(query, docid)
-        steps = [self.log_probs(states[:, i : i + 1], i, prior) for i in range(self.m)]
+        states, tables = self.states(query, docid), self.output_tables()
+        steps = [self.log_probs(states[:, i : i + 1], tables, i, prior) for i in range(self.m)]
         return torch.cat(steps, dim=1)
+
+
+def tables_of(tables: Tensor, m: int) -> Tables:
+    """The table of each of m positions, from one for each or one for all (1 or m, V, d).
+
+    They are taken apart at once: the gradient of each single `tables[i]` would be as large as all of them together.
+    """
+    own = tables.unbind(0)
+    return own if len(own) > 1 else own * m
+
+
+def embedded_codes(codes: Tensor, table: Tensor) -> Tensor:
+    """Codes (...,), or one-hots (..., V) that may carry a gradient, to vectors (..., d)."""
+    return codes @ table if codes.is_floating_point() else F.embedding(codes, table)
 
 
 def table_of_words(vectors: Tensor, width: int) -> Tensor:
@@ -273,22 +299,26 @@ class Generation:
         self.query = query
         self.prior = prior  # (Q, m, V)
         self.position = 0
+        self.first = decoder.start(decoder.norm_x(query.x))[:, None]  # (Q, 1, d)
+        self.embeddings, self.outputs = decoder.embedding_tables(), decoder.output_tables()
         self.memories = [layer.memory_keys_values(query.states) for layer in decoder.blocks]
         self.kept: list[tuple[Tensor, Tensor] | None] = [None] * len(self.memories)  # (Q, K, positions so far, d) each
 
     def __call__(self, moves: tuple[Tensor, Tensor] | None) -> Tensor:
         """Log-probabilities (Q, K, V) of the next position; moves are the codes taken and their parents (Q, K)."""
         states = self.advance(moves)
-        return self.decoder.log_probs(states, self.position - 1, self.prior)
+        return self.decoder.log_probs(states, self.outputs, self.position - 1, self.prior)
 
     def advance(self, moves: tuple[Tensor, Tensor] | None) -> Tensor:
         """States (Q, K, d) of the next position."""
         decoder, i = self.decoder, self.position
         if moves is None:
-            states = decoder.start(decoder.norm_x(self.query.x))[:, None]  # (Q, 1, d)
+            states = self.first
         else:
             code, parent = moves
-            states = decoder.embedded(code, i - 1)
+            states = embedded_codes(code, self.embeddings[i - 1])
+            if decoder.text_everywhere:
+                states = states + self.first
             for number, kept in enumerate(self.kept):
                 assert kept is not None, "the first position has no moves"
                 self.kept[number] = (reordered(kept[0], parent), reordered(kept[1], parent))

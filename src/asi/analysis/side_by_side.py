@@ -119,6 +119,8 @@ def side_by_side(
                     last_words = ended.error
                 else:
                     yield one.task.name, ended.error
+        if last_words is not None:  # the last ones were stopped, with nothing waiting behind them
+            raise Interrupted(last_words)
     finally:  # what still runs if the caller has left
         for one in running:
             one.process.kill()

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from asi.model import Decoder, Encoded, Generation, reordered
+from asi.model import Decoder, Encoded, Generation, embedded_codes, reordered
 
 STARTING_TEMPERATURE = 0.05  # of the cosines that a decoder may begin with
 
@@ -29,7 +29,13 @@ class Shape:
     head_prior: bool = False
 
 
-class PrefixAwareDecoder(Decoder):
+class TextDecoder(Decoder):
+    """Reads the text's vector at every position: it has minutes to learn in, and no pretrained decoder's reading."""
+
+    text_everywhere = True
+
+
+class PrefixAwareDecoder(TextDecoder):
     """NCI's idea: what a state means for the output depends on the codes so far, not only on their number."""
 
     def __init__(self, width: int, config: Shape) -> None:
@@ -41,7 +47,8 @@ class PrefixAwareDecoder(Decoder):
         self.adaptor = nn.Sequential(nn.LayerNorm(d), nn.Linear(d, d), nn.GELU(), last)
 
     def states(self, query: Encoded, docid: Tensor) -> Tensor:
-        embedded = torch.stack([self.embedded(docid[:, i], i) for i in range(self.m)], dim=1)
+        tables = self.embedding_tables()
+        embedded = torch.stack([embedded_codes(docid[:, i], tables[i]) for i in range(docid.size(1))], dim=1)
         before = embedded.cumsum(1) - embedded  # tables differ by position: a sum of codes is a prefix
         return self.adapted(super().states(query, docid), before)
 
@@ -64,26 +71,36 @@ class PrefixAwareGeneration(Generation):
         else:
             code, parent = moves
             kept = reordered(self.before[:, :, None], parent)[:, :, 0]
-            self.before = kept + self.decoder.embedded(code, position - 1)
+            self.before = kept + embedded_codes(code, self.embeddings[position - 1])
         return self.decoder.adapted(states, self.before)
 
 
 @torch.no_grad()
-def begin_as_dense(decoder: Decoder, pooled: NDArray[np.float32], codes: NDArray[np.int64]) -> None:
-    """Let a decoder of atomic docids begin as dense retrieval: its logits are the cosines of query and documents.
+def begin_with_vectors(decoder: Decoder, pooled: NDArray[np.float32]) -> Tensor:
+    """Let a decoder begin as the encoder: the first state is the text's vector along the main directions of the
+    documents' vectors `pooled` (n, D), and the layers add nothing to it yet.
 
-    The first state is the text's vector along the main directions of the documents' vectors `pooled` (n, D), the layers
-    add nothing to it yet, and the output rows `codes` (n,) are what the documents' own vectors become.
+    Returns the states (n, d) of the documents.
     """
     vectors = decoder.norm_x(torch.from_numpy(np.array(pooled)).to(decoder.outputs.device))
     d = decoder.outputs.size(-1)
     directions = torch.linalg.eigh(vectors.T @ vectors).eigenvectors.flip(1)[:, :d]  # (D, d or fewer)
-    for part in (decoder.start.weight, decoder.start.bias, decoder.positions):
+    for part in (decoder.start.weight, decoder.start.bias):
         part.zero_()
     decoder.start.weight[: directions.size(1)] = directions.T
     for layer in decoder.blocks:
         for added in (layer.self_out, layer.cross_out, layer.down):
             added.weight.zero_()
             added.bias.zero_()
-    rows = decoder.norm(decoder.start(vectors)) / (d * STARTING_TEMPERATURE)  # what is normed has the length sqrt(d)
+    states: Tensor = decoder.start(vectors)
+    return states
+
+
+@torch.no_grad()
+def begin_as_dense(decoder: Decoder, pooled: NDArray[np.float32], codes: NDArray[np.int64]) -> None:
+    """Let a decoder of atomic docids begin as dense retrieval: its logits are the cosines of query and documents, and
+    the output rows `codes` (n,) are what the documents' own vectors `pooled` (n, D) become."""
+    decoder.positions.zero_()
+    states = begin_with_vectors(decoder, pooled)
+    rows = decoder.norm(states) / (states.size(1) * STARTING_TEMPERATURE)  # what is normed has the length sqrt(d)
     decoder.outputs[0, torch.from_numpy(codes).to(rows.device)] = rows

@@ -18,21 +18,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asi.batches import Batch, GroupedPairs, TrainingPairs
-from asi.features import Features, encode
+from asi.features import encode
 from asi.losses import in_batch_softmax
-from asi.model import Decoder
-from asi.systems.decoders import Shape
+from asi.model import Tables
+from asi.systems.decoders import Shape, TextDecoder, begin_with_vectors
 from asi.systems.identifiers import Identifiers, cluster_centres, numbers_within
 from asi.systems.sequences import LEARNING_RATE, SequenceRetriever, sequence_loss
-from asi.systems.workplace import Built, Workplace, parameters_of
+from asi.systems.workplace import Built, Reading, Workplace, parameters_of
 from asi.training import ParameterGroup, PlainObjective, part_of_run
 
 SOURCES = ("queries", "pseudo")
 BATCH = 128
 POSITIONS = 3
-CODES = 256
-SHARE = 0.25  # of the run, for each position; the rest is for whole docids
-PREPARED = 0.2  # of that: queries and documents are brought together before there is a codebook
+FEWEST_CODES, MOST_CODES = 16, 512  # of a position; the original has 512 for some 110,000 documents
+# Of the run, for each position; the rest is for whole docids, as most rounds of the original are. What happens between
+# them happens at the start of a twentieth of the run, as its planning expects.
+SHARE = 0.1
+PREPARED = 0.5  # of that: queries and documents are brought together before there is a codebook
 TEMPERATURE = 0.05
 CONTRAST, COMMITMENT, PREFIX, RECONSTRUCTION = 0.5, 0.5, 0.5, 0.1  # weights of the losses
 SINKHORN_ROUNDS = 100
@@ -57,7 +59,7 @@ class States(NamedTuple):
 
 def part_at(progress: float) -> Part:
     """
-    >>> [part_at(progress)[:2] for progress in (0.0, 0.3, 0.99)]
+    >>> [part_at(progress)[:2] for progress in (0.0, 0.15, 0.99)]
     [(0, False), (1, True), (3, True)]
     """
     parts = round(progress / SHARE, 9)
@@ -78,46 +80,48 @@ def balanced_codes(logits: Tensor) -> Tensor:
     return plan.argmax(1)
 
 
-class GenRetDecoder(Decoder):
+def codes_for(documents: int) -> int:
+    """So many codes at each position that the first alone leaves groups which the others have to tell apart.
+
+    >>> codes_for(110_000), codes_for(10_000), codes_for(10)
+    (469, 141, 16)
+    """
+    return max(FEWEST_CODES, min(MOST_CODES, round((2 * documents) ** 0.5)))
+
+
+class GenRetDecoder(TextDecoder):
     """A decoder that knows the docids which it was trained on."""
 
     codes: Tensor  # (N, POSITIONS + 1), as far as they are fixed
 
     def __init__(self, width: int, documents: int) -> None:
-        super().__init__(width, Shape(POSITIONS + 1, CODES, shared_tokens=False))
+        super().__init__(width, Shape(POSITIONS + 1, codes_for(documents), shared_tokens=False))
         self.register_buffer("codes", torch.zeros(documents, POSITIONS + 1, dtype=torch.long))
         self.fixed = 0  # codebooks that learn no more
 
-    def table(self, tables: Tensor, position: int) -> Tensor:
-        own = super().table(tables, position)
-        return own.detach() if tables is self.outputs and position < self.fixed else own
+    def output_tables(self) -> Tables:
+        return [table.detach() if i < self.fixed else table for i, table in enumerate(super().output_tables())]
 
     def at(self, states: Tensor, position: int) -> Tensor:
         """Log-probabilities (B, V) of the codes at a position, from states (B, positions, d)."""
-        return self.log_probs(states[:, position : position + 1], position, None)[:, 0]
+        return self.log_probs(states[:, position : position + 1], self.output_tables(), position, None)[:, 0]
 
 
 class GenRetObjective(PlainObjective):
-    def __init__(
-        self,
-        model: GenRetDecoder,
-        workplace: Workplace,
-        queries: Features,
-        documents: Features,
-        pairs: NDArray[np.int64],
-        batch: int = BATCH,
-    ) -> None:
+    def __init__(self, model: GenRetDecoder, workplace: Workplace, reading: Reading, batch: int = BATCH) -> None:
         self.model = model
         self.workplace = workplace
-        self.queries = queries
-        self.documents = documents
-        self.all_pairs = pairs
+        self.queries = reading.features
+        self.documents = workplace.documents
+        self.all_pairs = reading.all_pairs
         self.batch = batch
         self.pairs = self.batches(0)
         self.part: Part | None = None
 
     def batches(self, codes: int) -> TrainingPairs:
-        """Batches of documents that have so many codes in common."""
+        """Batches of documents that have so many codes in common; in rounds through all pairs for whole docids."""
+        if codes == POSITIONS:
+            return TrainingPairs(self.all_pairs, self.workplace.terms.seed, self.batch)
         groups = np.unique(self.model.codes[:, :codes].cpu().numpy(), axis=0, return_inverse=True)[1].ravel()
         return GroupedPairs(self.all_pairs, self.workplace.terms.seed, self.batch, groups)
 
@@ -139,14 +143,14 @@ class GenRetObjective(PlainObjective):
         for position in range(done, part.position):
             self.fix(position, known)
         self.model.fixed = part.position % POSITIONS  # none in the last part: the codes are given then
-        self.pairs = self.batches(part.position % POSITIONS)
+        self.pairs = self.batches(part.position)
         if part.position == POSITIONS:
             self.number(known)
         elif part.has_codebook:
             drawn = np.random.default_rng(self.workplace.terms.seed).permutation(known)[:SAMPLE]
             states = [self.model.norm(own[:, part.position]) for own in self.document_states(drawn)]
             around = centred(torch.cat(states).cpu().numpy(), self.model.codes[drawn, : part.position].cpu().numpy())
-            centres = torch.from_numpy(cluster_centres(around, CODES, self.workplace.terms.seed))
+            centres = torch.from_numpy(cluster_centres(around, self.model.V, self.workplace.terms.seed))
             book = self.model.outputs[part.position]
             # A state has the length sqrt(d): so the logits are those of cosines at the temperature of the contrast.
             book[: len(centres)] = (centres / (book.size(1) * TEMPERATURE)).to(book.device)
@@ -166,7 +170,7 @@ class GenRetObjective(PlainObjective):
     def number(self, rows: NDArray[np.int64]) -> None:
         """The last code, which tells equal ones apart."""
         codes = self.model.codes
-        numbers = numbers_within(codes[:, :POSITIONS].cpu().numpy(), rows) % CODES
+        numbers = numbers_within(codes[:, :POSITIONS].cpu().numpy(), rows) % self.model.V
         codes[:, POSITIONS] = torch.from_numpy(numbers).to(codes.device)
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
@@ -204,12 +208,7 @@ class GenRetObjective(PlainObjective):
         return parts
 
     def pair_losses(
-        self,
-        representations: States,
-        states: tuple[Tensor, Tensor],
-        batch: Batch,
-        chosen: NDArray[np.bool_],
-        phase: Part,
+        self, _: States, states: tuple[Tensor, Tensor], batch: Batch, chosen: NDArray[np.bool_], phase: Part
     ) -> dict[str, Tensor]:
         """The codes that are fixed already, from the query and from the document."""
         if not phase.position:
@@ -238,12 +237,14 @@ def build_genret(workplace: Workplace, name: str) -> Built:
     reading = workplace.reading(SOURCES)
     width = workplace.encoder.encoder.shape.width
     decoder = workplace.new_model(lambda: GenRetDecoder(width, len(every)))
-    objective = GenRetObjective(decoder, workplace, reading.features, workplace.documents, reading.all_pairs)
+    assert workplace.documents.pooled is not None
+    begin_with_vectors(decoder, workplace.documents.pooled[workplace.known])
+    objective = GenRetObjective(decoder, workplace, reading)
     training = workplace.train(name, objective)
     new = np.setdiff1d(every, workplace.known)
     for position in range(POSITIONS):
         objective.fix(position, new)
     objective.number(np.append(workplace.known, new))  # known ones first: theirs are as they were
-    identifiers = Identifiers(decoder.codes.cpu().numpy(), every, CODES, shared=False, ends=False)
+    identifiers = Identifiers(decoder.codes.cpu().numpy(), every, decoder.V, shared=False, ends=False)
     retriever = SequenceRetriever(workplace, decoder, identifiers, constrained=True)
     return Built(retriever, parameters_of(decoder), training, identifiers.bytes_each, retriever)

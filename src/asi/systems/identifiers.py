@@ -5,6 +5,7 @@ Only documents that a system knows get one, unless it can give one to new docume
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ END = 0
 LONGEST = 24  # word pieces of a docid in words
 SENTENCES = 8  # of a document, that have a docid of their own
 KMEANS_ROUNDS = 20
+MOST_OF_AN_ADDRESS = 10  # documents
 
 
 class Identifiers(NamedTuple):
@@ -89,14 +91,25 @@ def grow(
     known, new = rows[is_known[rows]], rows[~is_known[rows]]
     clusters = cluster(vectors[known], vectors[rows], k, seed) if len(known) > leaf else None
     if clusters is None or len(np.unique(clusters)) < 2:  # small enough, or all alike
-        for number, row in enumerate([*known.tolist(), *new.tolist()]):
-            paths[row] += digits(number, k) if len(rows) > 1 else []
+        for number, row in enumerate([*along_main_direction(vectors, known).tolist(), *new.tolist()]):
+            is_alone = number == 0 and len(known) < 2  # whatever comes later, a known document's docid stays
+            paths[row] += [] if is_alone else digits(number, k)
         return
     for number in np.unique(clusters).tolist():
         own = rows[clusters == number]
         for row in own.tolist():
             paths[row].append(number)
         grow(vectors, is_known, own, paths, k, leaf, seed)
+
+
+def along_main_direction(vectors: Vectors, rows: Rows) -> Rows:
+    """The documents of a leaf in an order in which neighbours are alike: a number is easier to learn than a random
+    one."""
+    if len(rows) < 3:
+        return rows
+    own = vectors[rows] - vectors[rows].mean(axis=0)
+    direction = np.linalg.svd(own, full_matrices=False)[2][0]
+    return rows[np.argsort(own @ (direction * np.sign(direction[np.abs(direction).argmax()])), kind="stable")]
 
 
 def cluster(fitted: Vectors, asked: Vectors, k: int, seed: int) -> Rows:
@@ -173,13 +186,20 @@ def as_identifiers(texts: Sequence[str], tokenise: TextTokeniser) -> Identifiers
 
 
 def addresses(workplace: Workplace) -> Identifiers:
-    """A docid in words for each document (Ultron-URL)."""
-    texts = [address_of(document) for document in workplace.texts.documents]
-    return as_identifiers(texts, workplace.tokenise)
+    """A docid in words for each document (Ultron-URL); not the address where it says nothing, because many share it."""
+    documents = workplace.texts.documents
+    texts = [address_of(document) for document in documents]
+    shared = Counter(texts[row] for row in workplace.known)
+    own = [
+        text if shared[text] <= MOST_OF_AN_ADDRESS else document.content
+        for text, document in zip(texts, documents, strict=True)
+    ]
+    return as_identifiers(own, workplace.tokenise)
 
 
 def address_of(document: Document) -> str:
-    """A title of more than two words and the first part of the key, else the key's parts from the last to the first.
+    """A title of more than two words and the first part of the key (of a URL the host), else the key's parts from the
+    last to the first.
 
     A key that is no address, but a number or a checksum, says nothing: then the title alone, or the text.
 
@@ -187,9 +207,12 @@ def address_of(document: Document) -> str:
     'message commit git'
     >>> address_of(Document("HP:0100785", "Some text", "Insomnia"))
     'Insomnia'
+    >>> address_of(Document("https://www.example.org/trees/old-oak.html", "Some text", "How old oaks grow"))
+    'How old oaks grow example'
     """
-    is_address = re.search(r"[/.]", document.key) is not None
-    address = re.findall(r"[^\W\d_]+", document.key) if is_address else []
+    key = re.sub(r"^\w+://(www\.)?", "", document.key)
+    is_address = re.search(r"[/.]", key) is not None
+    address = re.findall(r"[^\W\d_]+", key) if is_address else []
     title = re.sub(r"\d", "", document.title)
     parts = [title, *address[:1]] if len(title.split()) > 2 or len(address) < 2 else address[::-1]
     return " ".join(parts).strip() or document.content

@@ -12,13 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asi.beam import beam_search
+from asi.beam import Step, beam_search
 from asi.model import Decoder
 from asi.records import Hit
-from asi.systems.decoders import Shape
+from asi.systems.decoders import Shape, TextDecoder
 from asi.systems.identifiers import END
 from asi.systems.sequences import SequenceObjective, batch_of, generation
-from asi.systems.steps import MarkedStart, UntilTheEnd
 from asi.systems.windows import LENGTH, TextView
 from asi.systems.words import WordCodes
 from asi.systems.workplace import Built, Workplace, parameters_of
@@ -137,12 +136,12 @@ class NgramRetriever:
         def visit(depth: int, scores: Tensor, prefixes: Tensor, codes: Tensor) -> None:
             if depth == 0:
                 return  # only the marker
-            written = (scores.isfinite() & (codes[:, :, -1] != END)).tolist()
+            written = scores.isfinite().tolist()
             for own, is_written, values, rows in zip(found, written, scores.tolist(), prefixes.tolist(), strict=True):
                 own += [(values[j], depth, rows[j]) for j in range(len(rows)) if is_written[j]]
 
-        step = MarkedStart(UntilTheEnd(generation(self.workplace, self.decoder, queries, self.words)), view.marker)
-        beam_search(step, self.decoder.m, BEAMS, view.tree, visit)
+        step = MarkedStart(generation(self.workplace, self.decoder, queries, self.words), view.marker)
+        beam_search(step, self.decoder.m, BEAMS, view.tree, visit, end=END)
         return [ngrams_of(view, own) for own in found]
 
 
@@ -169,6 +168,21 @@ def ngrams_of(view: TextView, hypotheses: Sequence[tuple[float, int, int]]) -> N
     return Ngrams(weights[order], pieces, documents)
 
 
+class MarkedStart:
+    """A step function whose first code is given."""
+
+    def __init__(self, step: Step, marker: int) -> None:
+        self.step = step
+        self.marker = marker
+
+    def __call__(self, moves: tuple[Tensor, Tensor] | None) -> Tensor:
+        log_probs = self.step(moves)
+        if moves is None:
+            log_probs = torch.full_like(log_probs, -torch.inf)
+            log_probs[..., self.marker] = 0
+        return log_probs
+
+
 def build_ngrams(workplace: Workplace, name: str, kinds: Sequence[str]) -> Built:
     """`kinds` are the views: body, title, pseudo."""
     documents = workplace.texts.documents
@@ -187,7 +201,7 @@ def build_ngrams(workplace: Workplace, name: str, kinds: Sequence[str]) -> Built
     ]
     shape = Shape(LENGTH + 1, len(words), shared_tokens=True, head_prior=True)
     width = workplace.encoder.encoder.shape.width
-    decoder = workplace.new_model(lambda: Decoder(width, shape))
+    decoder = workplace.new_model(lambda: TextDecoder(width, shape))
     words.start(decoder, workplace.encoder.encoder.words.weight)
     training = workplace.train(name, ngram_objective(workplace, decoder, views, words))
     retriever = NgramRetriever(workplace, decoder, views, words)

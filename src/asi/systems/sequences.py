@@ -22,9 +22,15 @@ from asi.beam import PrefixTree, beam_search
 from asi.features import Features, encode
 from asi.model import Asi, Decoder, Encoded, Generation
 from asi.records import Docid, Hit
-from asi.systems.decoders import PrefixAwareDecoder, PrefixAwareGeneration, Shape, begin_as_dense
+from asi.systems.decoders import (
+    PrefixAwareDecoder,
+    PrefixAwareGeneration,
+    Shape,
+    TextDecoder,
+    begin_as_dense,
+    begin_with_vectors,
+)
 from asi.systems.identifiers import END, Identifiers
-from asi.systems.steps import UntilTheEnd
 from asi.systems.words import WordCodes
 from asi.systems.workplace import Built, Reading, Source, Workplace, parameters_of
 from asi.training import Nothing, ParameterGroup, StagedObjective
@@ -32,6 +38,7 @@ from asi.training import Nothing, ParameterGroup, StagedObjective
 BATCH = 64
 CODES_AT_ONCE = 2**24  # logits of a step; a batch with long docids of many codes is smaller
 LEARNING_RATE = 1e-3
+COPYING_RATE = 2e-2
 DROPOUT = 0.1  # of what the decoder reads
 BEAMS = 20
 
@@ -80,7 +87,12 @@ class SequenceObjective(StagedObjective):
         self.given = given  # codes at the beginning that are not written
 
     def parameter_groups(self) -> dict[str, ParameterGroup]:
-        return {"decoder": ParameterGroup(list(self.model.parameters()), LEARNING_RATE)}
+        factor = self.model.prior_scale
+        others = [parameter for parameter in self.model.parameters() if parameter is not factor]
+        groups = {"decoder": ParameterGroup(others, LEARNING_RATE)}
+        if factor is not None:  # one number, far from where it ends
+            groups["copying"] = ParameterGroup([factor], COPYING_RATE)
+        return groups
 
     def represent(self, batch: Batch) -> tuple[Nothing, Encoded]:
         text = encode(self.encoder, self.features, batch.queries)
@@ -93,6 +105,9 @@ class SequenceObjective(StagedObjective):
         prior = self.words.prior(self.features.tokens, batch.queries, self.model) if self.words else None
         counts = written(codes) if self.ends else torch.ones_like(codes, dtype=torch.bool)
         counts[:, : self.given] = False
+        longest = int(counts.sum(1).max()) + self.given  # nobody asks for the states behind
+        codes, counts = codes[:, :longest], counts[:, :longest]
+        prior = prior if prior is None else prior[:, :longest]
         return {"generation": sequence_loss(self.model, self.model.states(text, codes), codes, counts, prior)}
 
 
@@ -113,13 +128,15 @@ def sequence_loss(decoder: Decoder, states: Tensor, codes: Tensor, counts: Tenso
 
     Nothing is computed for the others: with long docids of many codes that is most of them.
     """
-    groups = [(0, counts)]  # a table of codes, and where it is used
+    tables = decoder.output_tables()
+    groups = [(tables[0], counts)]  # a table of codes, and where it is used
     if len(decoder.outputs) > 1:
-        groups = [(i, counts & (torch.arange(codes.size(1), device=codes.device) == i)) for i in range(codes.size(1))]
+        at = torch.arange(codes.size(1), device=codes.device)
+        groups = [(table, counts & (at == i)) for i, table in enumerate(tables[: codes.size(1)])]
     total = states.new_zeros(())
-    for position, where in groups:
+    for table, where in groups:
         own = prior[where] if prior is not None else None
-        total = total + F.cross_entropy(decoder.logits(states[where], position, own), codes[where], reduction="sum")
+        total = total + F.cross_entropy(decoder.logits(states[where], table, own), codes[where], reduction="sum")
     return total
 
 
@@ -151,9 +168,9 @@ class SequenceRetriever:
 
     @torch.inference_mode()
     def generate(self, queries: Sequence[str], beams: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Rows of the docids (Q, K), -1 for what no document has, and their log-probabilities, best first.
+        """Rows of the docids (Q, K), -1 for what no document has, and their scores, best first; -inf behind the last.
 
-        Where there are fewer than K, the log-probability is -inf.
+        The score is the log-probability, where docids differ in length that of a code on average.
         """
         if isinstance(self.decoder, PrefixAwareDecoder):
             step: Generation = PrefixAwareGeneration(
@@ -162,8 +179,8 @@ class SequenceRetriever:
         else:
             step = generation(self.workplace, self.decoder, queries, self.identifiers.words)
         tree = self.tree if self.constrained else None
-        ending = UntilTheEnd(step) if self.identifiers.ends else step
-        found = beam_search(ending, self.decoder.m, min(beams, self.count), tree)
+        end = END if self.identifiers.ends else None
+        found = beam_search(step, self.decoder.m, min(beams, self.count), tree, end=end)
         rows = found.rows if found.rows is not None else self.tree.find(found.codes.cpu())
         return rows.numpy(), found.scores.cpu().numpy()
 
@@ -225,15 +242,18 @@ def build_sequences(workplace: Workplace, name: str, settings: SequenceSettings)
     identifiers = settings.identifiers(workplace)
     L, V = identifiers.codes.shape[1], identifiers.V
     width = workplace.encoder.encoder.shape.width
-    kind = PrefixAwareDecoder if settings.prefix_aware else Decoder
+    kind = PrefixAwareDecoder if settings.prefix_aware else TextDecoder
     words = identifiers.words
     shape = Shape(L, V, identifiers.shared, head_prior=words is not None)
     decoder = workplace.new_model(lambda: kind(width, shape))
+    pooled = workplace.documents.pooled
+    assert pooled is not None
     if words is not None:
         words.start(decoder, workplace.encoder.encoder.words.weight)
-    if settings.starts_from_vectors:
-        assert workplace.documents.pooled is not None
-        begin_as_dense(decoder, workplace.documents.pooled[identifiers.documents], identifiers.codes[:, 0])
+    elif settings.starts_from_vectors:
+        begin_as_dense(decoder, pooled[identifiers.documents], identifiers.codes[:, 0])
+    else:
+        begin_with_vectors(decoder, pooled[workplace.known])
     reading = workplace.reading(list(dict.fromkeys(name for stage in settings.stages for name in stage.sources)))
     codes = torch.from_numpy(identifiers.codes)
     stages = training_stages(workplace, settings, identifiers, reading)

@@ -33,11 +33,13 @@ class System:
     build: Callable[[Workplace], Built]
     trains: bool = True  # anything of its own
     after: tuple[str, ...] = ()  # systems whose run or pseudo queries it uses: if compared too, they come first
+    revision: int = 0  # counted up when its mechanism finds other answers with the same settings
 
     @property
     def settings(self) -> Plain:
         """All that its row says about how it is built, and the rows of the systems that it builds on."""
-        return {"build": plain(self.build), "after": {name: BY_NAME[name].settings for name in self.after}}
+        build = {"build": plain(self.build)} | ({"revision": self.revision} if self.revision else {})
+        return build | {"after": {name: BY_NAME[name].settings for name in self.after}}
 
 
 def dense(name: str, paper: str, differs: str, settings: DenseSettings) -> System:
@@ -62,6 +64,7 @@ def sequence(
         takes_new,
         build,
         after=(PSEUDO_QUERIES_OF,) if reads_pseudo or named_by_pseudo else (),
+        revision=1,
     )
 
 
@@ -155,12 +158,14 @@ ROWS = (
     ),
     sequence(
         "dsi-atomic", "Tay et al. 2022", "each document once beside all queries, not 32 to one", False,
-        SequenceSettings(identifiers.atomic, at_once("documents", "queries")),
+        SequenceSettings(identifiers.atomic, at_once("beginnings", "queries")),
     ),
     sequence(
-        "dsi-semantic", "Tay et al. 2022", "new documents walk down the tree of clusters", True,
+        "dsi-semantic", "Tay et al. 2022",
+        "new documents walk down the tree of clusters; those of a leaf are numbered along its main direction; each "
+        "document once beside all queries", True,
         SequenceSettings(
-            partial(identifiers.semantic, k=10, leaf=100, shared=True), at_once("documents", "queries"),
+            partial(identifiers.semantic, k=10, leaf=100, shared=True), at_once("beginnings", "queries"),
             constrained=False,
         ),
     ),
@@ -171,7 +176,8 @@ ROWS = (
     ),
     sequence(
         "nci", "Wang et al. 2022",
-        "the prefix gates the state, in place of a second decoder; no R-Drop; 2 spans, 5 pseudo queries", True,
+        "the prefix gates the state, in place of a second decoder; no R-Drop; 2 spans, 5 pseudo queries; a leaf is "
+        "numbered along its main direction", True,
         SequenceSettings(
             partial(identifiers.semantic, k=30, leaf=30, shared=False),
             at_once("documents", "spans", "pseudo", "queries"), prefix_aware=True, beams=100,
@@ -207,11 +213,12 @@ ROWS = (
         f"{SAME_ENCODER}, and {A_WRITER}; windows of 8 pieces, sorted, in place of the "
         "FM-index; no titles, no second scoring with single pieces, all n-grams choose candidates; 4 n-grams to learn "
         "for a text, no label smoothing", True,
-        partial(build_ngrams, name="seal", kinds=("body",)),
+        partial(build_ngrams, name="seal", kinds=("body",)), revision=1,
     ),
     System(
         "minder", "generative, n-grams", "Li et al. 2023", "as seal, with titles; pseudo queries by our own generator",
         True, partial(build_ngrams, name="minder", kinds=("title", "body", "pseudo")), after=(PSEUDO_QUERIES_OF,),
+        revision=1,
     ),
     sequence(
         "gere", "Chen et al. 2022", "title and sentence number are one sequence; the best ranks the document", True,
@@ -221,9 +228,10 @@ ROWS = (
     ),
     System(
         "genret", "learned docids, generative", "Sun et al. 2023",
-        f"{SAME_ENCODER}, and a small decoder; 3 codes of 256; cosines with a temperature in the contrast, clusters of "
-        "any size; the reconstruction teaches the codebook alone; beam 20", True,
-        partial(build_genret, name="genret"), after=(PSEUDO_QUERIES_OF,),
+        f"{SAME_ENCODER}, and a small decoder, which begins as the encoder's vectors and reads them at every position, "
+        "in place of a pretrained one; 3 codes out of the root of twice the documents; cosines with a temperature in "
+        "the contrast, clusters of any size; the reconstruction teaches the codebook alone; beam 20", True,
+        partial(build_genret, name="genret"), after=(PSEUDO_QUERIES_OF,), revision=1,
     ),
     *(
         asi(f"asi-{name}", "asi-paper with this change", (*AS_IN_THE_PAPER, *VARIANTS[name]))

@@ -42,7 +42,7 @@ SPANS = 2  # of a document: random parts of its text
 SPAN_WORDS = 16
 HEAVIEST = 8  # terms of a document
 WHOLE_TEXT = 512  # tokens
-
+BEGINNING = 32  # tokens of a document, which DSI learns from
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -86,6 +86,7 @@ class Source(NamedTuple):
 
     texts: list[str]
     pairs: NDArray[np.int64]  # (n, 2): text, document
+    tokens: int | None = None  # of a text that are read, if not as many as of all others
 
 
 class Reading(NamedTuple):
@@ -196,9 +197,10 @@ class Workplace:
     def interrupted(self) -> Interrupted:
         return Interrupted(f"what is finished is kept in {self.out}; go on with --resume")
 
-    def features(self, texts: Sequence[str]) -> Features:
+    def features(self, texts: Sequence[str], length: int | None = None) -> Features:
         """What the encoder makes of texts, token states included; computed once for all systems."""
-        tokens = self.tokenise(texts)
+        tokenise = self.tokenise if length is None else self.tokenise.cut_at(min(length, self.terms.max_length))
+        tokens = tokenise(texts)
         with locked(self.cache / "encoding.lock", self.leave_if_stopping):
             self.reporter.stage("encoding", len(tokens))
             return compute_features(self.encoder, tokens, keep_states=True, cache=self.cache, progress=self.advance)
@@ -224,6 +226,10 @@ class Workplace:
                 self.device, self.reporter, self.stopping, self.cache,
                 GeneratorConfig(self.terms.encoder, self.terms.max_length),
             )  # fmt: skip
+        if not file.stat().st_size:
+            raise ConfigError(
+                f"the generator in {file.parent} has written no query; does the encoder know the language of the texts?"
+            )
         found = queries_by_document(open_dataset(str(file)))
         return [found.get(key, []) for key in self.keys]
 
@@ -235,10 +241,11 @@ class Workplace:
         return origin["parameters"], Training(origin["minutes"], origin["steps"], origin["pairs"])
 
     def source(self, name: str) -> Source:
-        """Texts of the known documents, by name: queries, pseudo, documents, spans or terms."""
+        """Texts of the known documents, by name: queries, pseudo, documents, beginnings (of these), spans or terms."""
         makers: dict[str, Callable[[], list[list[str]]]] = {
             "pseudo": lambda: [self.pseudo_queries[row] for row in self.known],
             "documents": lambda: [[text] for text in self.known_contents],
+            "beginnings": lambda: [[text] for text in self.known_contents],
             "spans": lambda: random_spans(self.known_contents, self.terms.seed),
             "terms": lambda: [[text] for text in rarest_terms(self.known_contents)],
         }
@@ -250,12 +257,13 @@ class Workplace:
             for texts, document in zip(makers[name](), self.known.tolist(), strict=True)
             for text in dict.fromkeys(texts)
         ]
-        return Source(list(numbers), np.array(pairs, dtype=np.int64).reshape(-1, 2))
+        tokens = BEGINNING if name == "beginnings" else None
+        return Source(list(numbers), np.array(pairs, dtype=np.int64).reshape(-1, 2), tokens)
 
     def reading(self, names: Sequence[str]) -> Reading:
         sources = {name: self.source(name) for name in names}
         starts = np.cumsum([0, *(len(source.texts) for source in sources.values())]).tolist()
-        features = joined([self.features(source.texts) for source in sources.values()])
+        features = joined([self.features(source.texts, source.tokens) for source in sources.values()])
         return Reading(features, sources, dict(zip(sources, starts, strict=False)))
 
     @property
