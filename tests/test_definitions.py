@@ -380,10 +380,18 @@ def genret(workplace, build):
     assert changes <= {part[0] for part in rehearsed_parts()}  # what happens once is not timed as an ordinary step
     reading = workplace.reading(["queries"])
     objective = GenRetObjective(decoder, workplace, reading, 2)
-    objective.fix(0, np.arange(4))  # a document's code is the codebook's row with the largest product
+    objective.fix(0, np.arange(4), apart=False)  # a document's code is the codebook's row with the largest product
     with torch.no_grad():
         states = decoder.states(encode(workplace.encoder, workplace.documents, np.arange(4)), torch.zeros(4, 4).long())
         assert torch.equal(decoder.codes[:, 0], (decoder.norm(states[:, 0]) @ decoder.outputs[0].T).argmax(1))
+    with torch.no_grad():  # told apart: without what documents of one prefix have in common
+        objective.fix(1, np.arange(4), apart=True)
+        states = decoder.states(encode(workplace.encoder, workplace.documents, np.arange(4)), decoder.codes)
+        logits = decoder.at(states, 1)
+        for prefix in decoder.codes[:, 0].unique():
+            own = decoder.codes[:, 0] == prefix
+            rest = logits[own] - logits[own].mean(0) + logits.mean(0)
+            assert torch.equal(decoder.codes[own, 1], rest.argmax(1))
     decoder.codes[:, 0] = torch.tensor([5, 6, 5, 5])  # a batch of two has documents that begin alike, if there are any
     drawn = [objective.batches(1).at(step).documents.tolist() for step in range(20)]
     assert {tuple(sorted(documents)) for documents in drawn} == {(0, 2), (0, 1), (1, 2)}

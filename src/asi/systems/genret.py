@@ -31,10 +31,8 @@ SOURCES = ("queries", "pseudo")
 BATCH = 128
 POSITIONS = 3
 FEWEST_CODES, MOST_CODES = 16, 512  # of a position; the original has 512 for some 110,000 documents
-# Of the run, for each position; the rest is for whole docids, as most rounds of the original are. What happens between
-# them happens at the start of a twentieth of the run, as its planning expects.
-SHARE = 0.1
-PREPARED = 0.5  # of that: queries and documents are brought together before there is a codebook
+SHARE = 0.1  # of the run, for each position; the rest is for whole docids, as most rounds of the original are
+PREPARED = 0.5  # of that, before there is a codebook; both begin with a twentieth of the run, which planning.py expects
 TEMPERATURE = 0.05
 CONTRAST, COMMITMENT, PREFIX, RECONSTRUCTION = 0.5, 0.5, 0.5, 0.1  # weights of the losses
 SINKHORN_ROUNDS = 100
@@ -141,31 +139,35 @@ class GenRetObjective(PlainObjective):
         known = self.workplace.known
         done = self.part.position if self.part is not None and self.part.position < part.position else part.position
         for position in range(done, part.position):
-            self.fix(position, known)
+            self.fix(position, known, apart=True)
         self.model.fixed = part.position % POSITIONS  # none in the last part: the codes are given then
         self.pairs = self.batches(part.position)
         if part.position == POSITIONS:
             self.number(known)
         elif part.has_codebook:
             drawn = np.random.default_rng(self.workplace.terms.seed).permutation(known)[:SAMPLE]
-            states = [self.model.norm(own[:, part.position]) for own in self.document_states(drawn)]
+            states = [self.model.norm(own[:, -1]) for own in self.document_states(drawn, part.position)]
             around = centred(torch.cat(states).cpu().numpy(), self.model.codes[drawn, : part.position].cpu().numpy())
             centres = torch.from_numpy(cluster_centres(around, self.model.V, self.workplace.terms.seed))
             book = self.model.outputs[part.position]
             # A state has the length sqrt(d): so the logits are those of cosines at the temperature of the contrast.
             book[: len(centres)] = (centres / (book.size(1) * TEMPERATURE)).to(book.device)
 
-    def document_states(self, rows: NDArray[np.int64]) -> Iterator[Tensor]:
-        """States (n, positions, d) of documents, given their codes so far, some at a time."""
+    def document_states(self, rows: NDArray[np.int64], position: int) -> Iterator[Tensor]:
+        """States (n, position + 1, d) of documents, given their codes so far, some at a time."""
         for own in np.array_split(rows, max(1, len(rows) // 256)):
-            yield self.model.states(encode(self.workplace.encoder, self.documents, own), self.model.codes[own])
+            codes = self.model.codes[own, : position + 1]
+            yield self.model.states(encode(self.workplace.encoder, self.documents, own), codes)
 
     @torch.no_grad()
-    def fix(self, position: int, rows: NDArray[np.int64]) -> None:
-        """The codes of these documents at `position`, as the model has them now."""
+    def fix(self, position: int, rows: NDArray[np.int64], *, apart: bool) -> None:
+        """The codes of these documents at `position`, as the model has them now; without what those of one prefix have
+        in common if they are to be told `apart`, as the codebook began and Sinkhorn's algorithm teaches it."""
         if len(rows):
-            found = [self.model.at(states, position).argmax(-1) for states in self.document_states(rows)]
-            self.model.codes[rows, position] = torch.cat(found)
+            found = [self.model.at(states, position) for states in self.document_states(rows, position)]
+            logits, prefixes = torch.cat(found).cpu().numpy(), self.model.codes[rows, :position].cpu().numpy()
+            best = (centred(logits, prefixes) if apart else logits).argmax(1)
+            self.model.codes[rows, position] = torch.from_numpy(best).to(self.model.codes.device)
 
     def number(self, rows: NDArray[np.int64]) -> None:
         """The last code, which tells equal ones apart."""
@@ -179,15 +181,14 @@ class GenRetObjective(PlainObjective):
     def represent(self, batch: Batch) -> tuple[States, tuple[Tensor, Tensor]]:
         """The states at the position that is being learned, and all states of query and document."""
         assert self.part is not None
-        codes = self.model.codes[batch.documents]
+        position = self.part.position
+        codes = self.model.codes[batch.documents, : position + 1]
         query = self.model.states(encode(self.workplace.encoder, self.queries, batch.queries), codes)
         document = self.model.states(encode(self.workplace.encoder, self.documents, batch.documents), codes)
-        position = self.part.position
-        if position == POSITIONS:
-            nothing = query.new_zeros(len(query), 0)
-            return States(nothing, nothing, nothing, nothing), (query, document)
         both = (query, document)
-        vectors = (self.model.norm(states[:, position]) for states in both)
+        if position == POSITIONS:
+            return States(*[query.new_zeros(len(query), 0)] * 4), both
+        vectors = (self.model.norm(states[:, -1]) for states in both)
         return States(*vectors, *(self.model.at(states, position) for states in both)), both
 
     def batch_losses(self, representations: States, batch: Batch) -> dict[str, Tensor]:
@@ -214,7 +215,7 @@ class GenRetObjective(PlainObjective):
         if not phase.position:
             return {}
         known = POSITIONS + 1 if phase.position == POSITIONS else phase.position
-        codes = self.model.codes[batch.documents]
+        codes = self.model.codes[batch.documents, : phase.position + 1]
         counts = (torch.arange(codes.size(1), device=codes.device) < known).expand_as(codes)
         weight = 1.0 if phase.position == POSITIONS else PREFIX / known
         losses = [sequence_loss(self.model, own, codes, counts, None) for own in states]
@@ -235,15 +236,14 @@ def centred(states: NDArray[np.float32], prefixes: NDArray[np.int64]) -> NDArray
 def build_genret(workplace: Workplace, name: str) -> Built:
     every = np.arange(len(workplace.keys))
     reading = workplace.reading(SOURCES)
-    width = workplace.encoder.encoder.shape.width
-    decoder = workplace.new_model(lambda: GenRetDecoder(width, len(every)))
+    decoder = workplace.new_model(lambda: GenRetDecoder(workplace.encoder.encoder.shape.width, len(every)))
     assert workplace.documents.pooled is not None
     begin_with_vectors(decoder, workplace.documents.pooled[workplace.known])
     objective = GenRetObjective(decoder, workplace, reading)
     training = workplace.train(name, objective)
     new = np.setdiff1d(every, workplace.known)
     for position in range(POSITIONS):
-        objective.fix(position, new)
+        objective.fix(position, new, apart=False)
     objective.number(np.append(workplace.known, new))  # known ones first: theirs are as they were
     identifiers = Identifiers(decoder.codes.cpu().numpy(), every, decoder.V, shared=False, ends=False)
     retriever = SequenceRetriever(workplace, decoder, identifiers, constrained=True)

@@ -20,7 +20,8 @@ from asi.systems.workplace import Built, Workplace
 SAME_ENCODER = "the comparison's encoder, frozen"
 AS_OURS = "a trained residual layer on its vectors of one length, with ASI's dropout and weight decay"
 PSEUDO_QUERIES_OF = "doct5query"  # which has nothing to train but their generator
-A_WRITER = "a small decoder that starts from the encoder's word vectors and can copy"
+A_DECODER = "a small decoder that begins as the encoder's vector of a text, in place of a pretrained one"
+A_WRITER = "a small decoder that begins with the encoder's word vectors and can copy, in place of a pretrained one"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def dense(name: str, paper: str, differs: str, settings: DenseSettings) -> Syste
 
 
 def sequence(
-    name: str, paper: str, differs: str, takes_new: bool, settings: SequenceSettings, decoder: str = "a small decoder"
+    name: str, paper: str, differs: str, takes_new: bool, settings: SequenceSettings, decoder: str = A_DECODER
 ) -> System:
     build = partial(build_sequences, name=name, settings=settings)
     reads_pseudo = any("pseudo" in stage.sources for stage in settings.stages)
@@ -87,7 +88,10 @@ def at_once(*sources: str) -> tuple[Stage, ...]:
 
 SIMCSE = DenseSettings(pooling="cls", top="tanh")
 SPANS = "2 random spans of 16 words"
-SHORTER = f"5 pseudo queries and {SPANS}, no task from docid to docid, equal docids in the corpus's order"
+SHORTER = (
+    f"5 pseudo queries and {SPANS}, no task from docid to docid, stages of .3, .4 and .3 of the time, equal docids in "
+    "the corpus's order"
+)
 # The paper's docids, losses and search; what it does not speak of is ours.
 AS_IN_THE_PAPER = (
     *PAPER_OBJECTIVE, *DOCIDS_IN_EVERY_STEP, "model.token_width=0", "index.known_queries=false", "search.mode=beam",
@@ -176,8 +180,8 @@ ROWS = (
     ),
     sequence(
         "nci", "Wang et al. 2022",
-        "the prefix gates the state, in place of a second decoder; no R-Drop; 2 spans, 5 pseudo queries; a leaf is "
-        "numbered along its main direction", True,
+        f"the prefix gates the state, in place of a second decoder; no R-Drop; {SPANS}, 5 pseudo queries; a leaf is "
+        "numbered along its main direction; no penalty for length but the mean", True,
         SequenceSettings(
             partial(identifiers.semantic, k=30, leaf=30, shared=False),
             at_once("documents", "spans", "pseudo", "queries"), prefix_aware=True, beams=100,
@@ -193,7 +197,8 @@ ROWS = (
     ),
     sequence(
         "ultron-url", "Zhou et al. 2022",
-        f"title and key stand for title and address, 24 pieces at most; beam 20; {SHORTER}", True,
+        f"title and key stand for title and address, the text where these say nothing, 24 pieces at most; beam 20; "
+        f"{SHORTER}", True,
         SequenceSettings(identifiers.addresses, ULTRON), A_WRITER,
     ),
     sequence(
@@ -205,7 +210,8 @@ ROWS = (
     sequence("ultron-atomic", "Zhou et al. 2022", SHORTER, False, SequenceSettings(identifiers.atomic, ULTRON)),
     sequence(
         "se-dsi", "Tang et al. 2023",
-        f"the nearest of 5 descriptions by our own generator; {SPANS} for lead and chosen sentences", True,
+        f"the nearest of 5 descriptions by our own generator, the text where there is none, 24 pieces at most; {SPANS} "
+        "for lead and chosen sentences", True,
         SequenceSettings(identifiers.descriptions, at_once("documents", "spans", "queries")), A_WRITER,
     ),
     System(
@@ -221,16 +227,18 @@ ROWS = (
         revision=1,
     ),
     sequence(
-        "gere", "Chen et al. 2022", "title and sentence number are one sequence; the best ranks the document", True,
+        "gere", "Chen et al. 2022",
+        "title, of 24 pieces at most, and number of one of 8 sentences are one sequence; the sentence that shares most "
+        "words with a query is its evidence; the best ranks the document", True,
         SequenceSettings(
             identifiers.titles_and_sentences, at_once("queries"), pick=identifiers.sentence_rows, beams=60
         ), A_WRITER,
     ),
     System(
         "genret", "learned docids, generative", "Sun et al. 2023",
-        f"{SAME_ENCODER}, and a small decoder, which begins as the encoder's vectors and reads them at every position, "
-        "in place of a pretrained one; 3 codes out of the root of twice the documents; cosines with a temperature in "
-        "the contrast, clusters of any size; the reconstruction teaches the codebook alone; beam 20", True,
+        f"{SAME_ENCODER}, and {A_DECODER}; 3 codes out of the root of twice the documents (16 to 512); cosines with a "
+        "temperature in the contrast, clusters of any size; the reconstruction teaches the codebook alone; no dropout; "
+        "beam 20", True,
         partial(build_genret, name="genret"), after=(PSEUDO_QUERIES_OF,), revision=1,
     ),
     *(
