@@ -97,9 +97,10 @@ def test_a_failure_is_told_and_costs_no_other(tmp_path):
     assert file.read_text() == "made"
 
 
-def test_told_to_stop_all_save_and_nothing_new_begins(tmp_path):
-    begun = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_told_to_stop_all_save_and_nothing_new_begins(tmp_path, waiting):
+    begun = [tmp_path / "a", tmp_path / "b", *[tmp_path / "c"] * waiting]
     tasks = [(file.name, partial(waits_until_stopped, file), ()) for file in begun]
     with pytest.raises(Interrupted, match="saved"):
         run(*tasks, stopping=lambda: begun[0].exists() and begun[1].exists())
-    assert not begun[2].exists()
+    assert not (tmp_path / "c").exists()

@@ -1,5 +1,5 @@
-"""What is special about the decoders of systems with docids made before: their sizes, NCI's prefix-aware output, and a
-start as dense retrieval.
+"""What is special about the decoders of generative systems: their sizes, what they read, how they begin, and NCI's
+prefix-aware output.
 
 Letters: Q queries, K beams, D width, d decoder width.
 """
