@@ -137,7 +137,9 @@ def measured_bm25(data: Data) -> Measured:
 def measured_system(name: str, data: Data, out: Path, minutes: float, seed: int, steps: int | None) -> Measured:
     """The measures of a run, kept or trained for; with the `steps` that are given, or as many as the minutes allow."""
     if name == "bm25":
-        return measured_bm25(data)
+        measured = measured_bm25(data)
+        measured.save(out / data.name / "bm25.json", {"data": data.fingerprint})
+        return measured
     base = preset("docids") if name == "docids" else with_overrides(Config(), DENSE if name == "dense" else ())
     length = f"train.minutes={minutes}" if steps is None else f"train.steps={steps}"
     config = with_overrides(base, [length, f"train.seed={seed}", *data.settings])

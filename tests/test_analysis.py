@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from asi.analysis import docids
-from asi.analysis.findings import size_findings, trend, variant_findings
+from asi.analysis.expansion_study import ASI, ASI_WITH_MORE, BM25, BM25_WITH_MORE, expansion_findings
+from asi.analysis.findings import health_text, length_findings, range_findings, trend, variant_findings
 from asi.analysis.new_documents import EXISTING, NEW_CONTENT, NEW_SEMANTIC, kinds_of_documents
 from asi.analysis.pages import Figure, Page, Section, Table
 from asi.analysis.studies import STUDIES
@@ -144,6 +145,14 @@ def test_similarity_sees_that_a_bucket_is_about_one_thing():
     mixed = docids.similarity(TfidfJudge(), Map(np.tile(np.arange(3), 30)[:, None], texts))
     assert mixed.p_value > 1e-3
 
+    class Sure(TfidfJudge):
+        def scores(self, queries, documents, pairs):
+            alike = np.array([queries[first][0] == documents[second][0] for first, second in pairs.tolist()])
+            return (alike + np.random.default_rng(0).normal(0, 0.2, len(pairs))).astype(np.float32)
+
+    sure = docids.similarity(Sure(), Map(np.repeat(np.arange(3), 30)[:, None], texts))
+    assert 0 < sure.p_value < 1e-50  # too small for the type that judges score in
+
 
 def test_cases():
     docid_map = Map(DOCIDS, TEXTS)
@@ -236,13 +245,58 @@ def test_findings_follow_the_figures():
         "rises", "falls", "rises overall", "falls overall", "stays",
     ]  # fmt: skip
     by_length = {str(m): variant_report(0.5, 1 - m / 10, 0.4, 9 / m) for m in (2, 3, 4)}
-    assert ["holds here" in line for line in size_findings(by_length)] == [True, False, True]
+    assert ["holds here" in line for line in length_findings(by_length)] == [True, False, True]
     better = {m: variant_report(0.5, 0.7, 0.4, float(m)) for m in ("2", "3", "4")}  # and coarser, by the toy's figures
-    assert "Mi-QS rises as docids grow: holds here (it rises: 0.02, 0.03, 0.04)." in size_findings(better)
+    assert "Mi-QS rises as docids grow: holds here (it rises: 0.02, 0.03, 0.04)." in length_findings(better)
     unsure = {m: variant_report(0.5, 0.7, 0.4, float(m), queries=100) for m in ("2", "3", "4")}
-    assert "Mi-QS rises as docids grow: too close to tell here (it rises: 0.02, 0.03, 0.04)." in size_findings(unsure)
+    assert "Mi-QS rises as docids grow: too close to tell here (it rises: 0.02, 0.03, 0.04)." in length_findings(unsure)
     few_queries = {str(m): variant_report(0.5, 0.7, 0.4, 9 / m, queries=9) for m in (2, 3, 4)}
-    assert "holds here" in size_findings(few_queries)[2]  # D/ID is of the corpus, however few queries there are
+    assert "holds here" in length_findings(few_queries)[2]  # D/ID is of the corpus, however few queries there are
+    steady = {str(V): variant_report(0.5, 0.7 + V / 10_000, 0.4, 2.0) for V in (32, 512)}
+    assert "holds here (from 0.703 to 0.751)" in range_findings(steady)[3]
+    moved = {str(V): variant_report(0.5, 0.7 - V / 1000, 0.4, 2.0) for V in (32, 512)}
+    assert "does not hold here (from 0.188 to 0.668)" in range_findings(moved)[3]
+
+
+def test_docids_of_which_little_can_be_said_are_named():
+    def run(d_per_id, largest, perplexity, collapsed=None):
+        made = variant_report(0.5, 0.7, 0.4, d_per_id)["beam"]["test"]
+        return {"beam": {"test": replace(made, largest_bucket=largest, perplexity=perplexity, collapsed=collapsed)}}
+
+    results = {
+        "good": run(1.5, 100, [200.0, 90.0]),
+        "coarse": run(6.5, 100, [200.0, 90.0]),
+        "one large": run(1.5, 101, [200.0, 90.0]),
+        "uneven": run(1.5, 100, [200.0, 80.0]),
+        "gone": run(900, 9000, [1.0, 1.0], "nearly all share one"),
+    }
+    gone, weak = health_text(results, dict.fromkeys(results, 256))
+    assert gone.endswith(": gone.")
+    assert ": coarse, one large, uneven. " in weak
+    assert health_text({"good": results["good"]}, {"good": 256}) == []
+    assert health_text({"good": results["good"]}, {"good": 512}) != []
+
+
+def test_expansion_is_judged_where_sharing_a_docid_is_no_help_too():
+    def found(docid, expected):
+        return {
+            "test": Report(
+                docid={"R@10": docid}, expectation={"R@10": expected}, document={"R@10": 0.5}, queries=10_000
+            )
+        }
+
+    def first(*with_more):
+        reports = {
+            ASI: found(0.5, 0.3),
+            ASI_WITH_MORE: found(*with_more),
+            BM25: found(0, 0),
+            BM25_WITH_MORE: found(0, 0),
+        }
+        return expansion_findings(reports, ["test"])[0]
+
+    assert "holds here (0.600 against 0.500; 0.350 against 0.300)" in first(0.6, 0.35)
+    assert "too close to tell" in first(0.6, 0.3)  # coarser docids alone would give that
+    assert "does not hold" in first(0.6, 0.2)
 
 
 def asi(*arguments, cwd):
@@ -356,7 +410,8 @@ def test_all_studies_make_one_page(beir, encoder_folder, tmp_path):
     expansion = page["tables"]["Query expansion: test; judge: TF-IDF cosine"]
     assert [row["system"] for row in expansion][:2] == ["ASI", "ASI with pseudo queries"]
     found = [line for line in page["texts"]["Query expansion"] if line.startswith("test, with pseudo queries")]
-    assert f"({expansion[1]['R@10']:.3f} against {expansion[0]['R@10']:.3f})" in found[0]
+    assert f"({expansion[1]['R@10']:.3f} against {expansion[0]['R@10']:.3f}; " in found[0]
+    assert f"; {expansion[1]['expected R@10']:.3f} against {expansion[0]['expected R@10']:.3f})" in found[0]
     assert f"({expansion[3]['document R@10']:.3f} against {expansion[2]['document R@10']:.3f})" in found[2]
     again = asi(*command, cwd=tmp_path)
     assert again.returncode == 0, again.stderr

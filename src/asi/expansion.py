@@ -177,6 +177,10 @@ def write_pairs(
     return len(lines)
 
 
+def pseudo_queries_path(folder: Path, count: int) -> Path:
+    return folder / f"pseudo-queries-{count}.jsonl"
+
+
 def pseudo_queries_file(
     dataset: Dataset,
     folder: Path,
@@ -190,7 +194,7 @@ def pseudo_queries_file(
 ) -> Path:
     """The pairs file in `folder` with `count` pseudo queries of every document, from a generator that is trained on the
     data set's pairs; what is there already is not made again."""
-    file, place = folder / f"pseudo-queries-{count}.jsonl", folder / "generator"
+    file, place = pseudo_queries_path(folder, count), folder / "generator"
     if file.exists():
         texts = training_texts(dataset)
         wanted = origin_of(texts, dataset.name, config or suited_config(texts), train)

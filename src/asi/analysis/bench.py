@@ -42,11 +42,13 @@ class Bench:
     device: str | None = None
     fingerprints: dict[int, str] = field(default_factory=dict)  # by the identity of the data set
     unmeasured: set[Path] = field(default_factory=set)  # the runs that are still to come
+    also: list[str] = field(default_factory=list)  # what is to come beside the runs
     seconds: list[float] = field(default_factory=list)  # what runs took, those of earlier days too
     dates: set[str] = field(default_factory=set)  # on which runs were measured
 
-    def plan(self, folders: Iterable[Path]) -> None:
-        """Say which runs will be asked for, so that the time left can be told."""
+    def plan(self, folders: Iterable[Path], also: Sequence[str] = ()) -> None:
+        """Say which runs will be asked for, and what else takes its time, so that the time left can be told."""
+        self.also.extend(also)
         self.unmeasured.update(folder for folder in folders if not measures_file(folder).exists())
 
     def fingerprint(self, dataset: Dataset) -> str:
@@ -110,6 +112,6 @@ def known_measures(bench: Bench, found: Mapping[str, Any]) -> Measures:
 def time_left(bench: Bench) -> str:
     runs = len(bench.unmeasured)
     text = f"{runs} run{'s' if runs > 1 else ''} to go"
-    if not bench.seconds:
-        return text
-    return f"{text}, about {runs * sum(bench.seconds) / len(bench.seconds) / 60:.0f} min"
+    if bench.seconds:
+        text += f", about {runs * sum(bench.seconds) / len(bench.seconds) / 60:.0f} min"
+    return " and ".join([text, *bench.also])

@@ -61,7 +61,7 @@ def similarity(judge: Judge, docid_map: DocidMap, seed: int = 0) -> Similarity |
         return None
     random = distinct_pairs(len(docid_map.documents), len(same), draw)
     texts = [document.content for document in docid_map.documents]
-    scores = judge.scores(texts, texts, np.concatenate([same, random]))
+    scores = judge.scores(texts, texts, np.concatenate([same, random])).astype(np.float64)  # or small p-values are 0
     mine, other = scores[: len(same)], scores[len(same) :]
     with np.errstate(invalid="ignore", divide="ignore"):  # where all pairs are alike there is no p-value
         test = scipy.stats.ttest_ind(mine, other, equal_var=False, alternative="greater")
@@ -70,7 +70,7 @@ def similarity(judge: Judge, docid_map: DocidMap, seed: int = 0) -> Similarity |
     return Similarity(judge.name, len(same), equal, *values, float(test.pvalue))
 
 
-def mean_and_deviation(values: NDArray[np.float32]) -> tuple[float, float]:
+def mean_and_deviation(values: NDArray[np.float64]) -> tuple[float, float]:
     return float(values.mean()), float(values.std())
 
 

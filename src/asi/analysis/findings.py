@@ -12,6 +12,8 @@ COARSENESS_NOISE = 0.1  # likewise of D/ID, as a share of it: it varies by 1% to
 ERROR_OF_A_QUERY = 0.5  # by the root of their number: about the standard error of a difference on the same queries
 ERRORS = 2  # so many standard errors are beyond chance
 COLLAPSE = 10  # times as many documents per docid
+LEAST_PERPLEXITY, LARGEST_BUCKET, MOST_D_PER_ID = 1 / 3, 0.01, 6.0  # of V, of the corpus: docids in good health
+INSENSITIVE = 0.1  # a recall that changes by less is not very sensitive
 Results = Mapping[str, Mapping[str, Mapping[str, Report]]]  # run -> way -> split -> report
 
 
@@ -117,8 +119,8 @@ def variant_findings(results: Results) -> list[str]:
             "; ".join(f"R@1 {recall_of(report, 1):.3f}, Acc {report.heads or 0:.3f}" for report in together),
         ),
         verdict(
-            "Learned docids are easier to generate than random ones, also where one document stands for each docid "
-            "(our control)",
+            "Docids learned with the paper's losses are easier to generate than random ones, also where one document "
+            "stands for each docid (our control)",
             [of_queries(level(whole, 10) - level(random, 10), queries) for level in (recall_of, expected_of)],
             f"R@10 {recall_of(whole, 10):.3f} against {recall_of(random, 10):.3f}, of one document for each docid "
             f"{expected_of(whole, 10):.3f} against {expected_of(random, 10):.3f}; "
@@ -140,8 +142,8 @@ def trend(values: Sequence[float]) -> str:
     return "rises overall" if values[-1] > values[0] else "falls overall"
 
 
-def size_findings(results: Results) -> list[str]:
-    """The paper: longer or wider docids give better quality, less recall and smaller buckets."""
+def length_findings(results: Results) -> list[str]:
+    """The paper: longer docids give better quality, less recall and smaller buckets."""
     reports = [first_split(results, run) for run in results]
     recalls = [recall_of(report, 10) for report in reports]
     qualities = [(report.quality or {}).get("micro", 0.0) for report in reports]
@@ -158,3 +160,38 @@ def size_findings(results: Results) -> list[str]:
         )
         for claim, (margin, values) in claims.items()
     ]  # fmt: skip
+
+
+def range_findings(results: Results) -> list[str]:
+    """The paper: the same is seen with more codes to choose from, but it changes little."""
+    recalls = [recall_of(first_split(results, run), 10) for run in results]
+    spread, queries = max(recalls) - min(recalls), first_split(results, next(iter(results))).queries
+    little = of_queries(INSENSITIVE - spread, queries)
+    claim = f"R@10 is not very sensitive to the range (changes by less than {INSENSITIVE})"
+    return [*length_findings(results), verdict(claim, [little], f"from {min(recalls):.3f} to {max(recalls):.3f}")]
+
+
+def health_text(results: Results, V: Mapping[str, int]) -> list[str]:
+    """Which runs have collapsed, and which others have docids of which less can be said; V codes by run."""
+    reports = {run: first_split(results, run) for run in results}
+    collapsed = [run for run, report in reports.items() if report.collapsed]
+    weak = [run for run, report in reports.items() if run not in collapsed and not is_healthy(report, V[run])]
+    found = []
+    if collapsed:
+        found.append(f"Collapsed, so that recall at docid level means nothing: {', '.join(collapsed)}.")
+    if weak:
+        found.append(
+            f"Coarse or uneven docids (D/ID above {MOST_D_PER_ID:g}, a bucket of more than {LARGEST_BUCKET:.0%} of the "
+            f"corpus, or a position whose perplexity is below a third of its codes): {', '.join(weak)}. Their recall "
+            "owes much to large buckets, and more steps may change what is found here."
+        )
+    return found
+
+
+def is_healthy(report: Report, V: int) -> bool:
+    documents = (report.docids or 1) * (report.d_per_id or 1.0)
+    return (
+        min(report.perplexity or [0.0]) >= LEAST_PERPLEXITY * V
+        and (report.largest_bucket or 0) <= max(1, LARGEST_BUCKET * documents)
+        and (report.d_per_id or 0.0) <= MOST_D_PER_ID
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from asi.analysis import figures
 from asi.analysis.bench import Bench, measured_run
-from asi.analysis.findings import Results, size_findings, variant_findings
+from asi.analysis.findings import Results, health_text, length_findings, range_findings, variant_findings
 from asi.analysis.pages import Cell, Figure, Section, Table
 from asi.analysis.report import PAPER_COLUMNS, docid_cells
 from asi.config import PAPER_OBJECTIVE, VARIANTS, Config, with_overrides
@@ -63,7 +63,7 @@ def study_section(
     tables = [
         Table(
             f"{split}: {title}; judge: {judge.name}",
-            (study.label, *PAPER_COLUMNS, "invalid", "largest bucket", "R@10, ranked", "MRR@10, ranked"),
+            (study.label, *PAPER_COLUMNS, *MORE_COLUMNS),
             [study_row(name, by[way][split]) for name, by in results.items()],
         )
         for split in splits
@@ -77,7 +77,8 @@ def study_section(
     )
     found = f"What the paper found, on {splits[0]} by the plain beam (Acc and R@1: of any relevant document):"
     pictures = [study_figure(study, results, splits[0])] if study.as_lines else []
-    paragraphs = [text, *collapsed_text(results, splits[0]), found, *study.findings(results)]
+    health = health_text(results, {name: config.model.V for name, config in zip(results, configs, strict=True)})
+    paragraphs = [text, *health, found, *study.findings(results)]
     return Section(study.title, paragraphs, tables, pictures)
 
 
@@ -90,15 +91,15 @@ def span(values: Iterable[int]) -> str:
     return f"{ordered[0]}" if ordered[0] == ordered[-1] else f"{ordered[0]} to {ordered[-1]}"
 
 
-def collapsed_text(results: Results, split: str) -> list[str]:
-    names = [name for name, by in results.items() if by["beam"][split].collapsed]
-    return [f"Collapsed, so that recall at docid level means nothing: {', '.join(names)}."] if names else []
+MORE_COLUMNS = (
+    "expected R@10", "invalid", "least perplexity", "largest bucket", "R@10, ranked", "MRR@10, ranked",
+)  # fmt: skip
 
 
 def study_row(name: str, report: Report) -> list[Cell]:
-    document = report.document or {}
-    invalid = (report.invalid or {}).get("all")
-    return [name, *docid_cells(report), invalid, report.largest_bucket, document.get("R@10"), document.get("MRR@10")]
+    document, health = report.document or {}, [min(report.perplexity or [0.0]), report.largest_bucket]
+    shares = [(report.expectation or {}).get("R@10"), (report.invalid or {}).get("all")]
+    return [name, *docid_cells(report), *shares, *health, document.get("R@10"), document.get("MRR@10")]
 
 
 def study_figure(study: Study, results: Results, split: str) -> Figure:
@@ -138,7 +139,7 @@ STUDIES: dict[str, Study] = {
         "length",
         ("model.V=256",),
         {str(m): (f"model.m={m}",) for m in range(2, 7)},
-        size_findings,
+        length_findings,
         as_lines=True,
     ),
     "range": Study(
@@ -147,7 +148,7 @@ STUDIES: dict[str, Study] = {
         "codes per position",
         ("model.m=4",),
         {str(V): (f"model.V={V}",) for V in (32, 64, 128, 256, 512)},
-        size_findings,
+        range_findings,
         as_lines=True,
     ),
 }

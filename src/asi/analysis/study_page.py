@@ -7,12 +7,13 @@ from typing import Any
 
 from asi.analysis import figures
 from asi.analysis.bench import Bench
-from asi.analysis.expansion_study import EXPANSION_RUNS, expansion_section
+from asi.analysis.expansion_study import EXPANSION_RUNS, QUERIES_PER_DOCUMENT, expansion_section
 from asi.analysis.pages import Page, Section
 from asi.analysis.report import build_report
 from asi.analysis.studies import STUDIES, run_study, study_runs
 from asi.config import to_dict
 from asi.errors import ConfigError
+from asi.expansion import pseudo_queries_path
 from asi.index import Index
 
 
@@ -27,7 +28,8 @@ def write_study(name: str, bench: Bench) -> Path:
             bench.plan(folder for folder, _ in study_runs(study, bench).values())
             parts.append(partial(run_study, study, bench))
     if name in ("all", "expansion"):
-        bench.plan(map(bench.run_folder, EXPANSION_RUNS))
+        is_there = pseudo_queries_path(bench.out, QUERIES_PER_DOCUMENT).exists()
+        bench.plan(map(bench.run_folder, EXPANSION_RUNS), [] if is_there else ["a generator of pseudo queries"])
         parts.append(partial(expansion_section, bench))
     figures.check_packages()
     title = f"Studies on {bench.dataset.name}"
