@@ -22,6 +22,7 @@ import numpy as np
 from bi_encoder import DENSE
 from kept import keep, origin
 
+from asi.analysis.findings import documents_of
 from asi.analysis.fingerprint import data_fingerprint
 from asi.batches import training_texts
 from asi.checkpoint import FORMAT_VERSION, RunFolder
@@ -225,10 +226,6 @@ def health(report: Report) -> list[str]:
         f"largest bucket under 1% of the corpus: {verdict(largest < 0.01)} ({largest:.2%})",
         f"perplexity above a third of V at every position: {verdict(every)} ({values})",
     ]
-
-
-def documents_of(report: Report) -> float:
-    return (report.docids or 1) * (report.d_per_id or 1.0)
 
 
 def verdict(met: bool) -> str:

@@ -64,8 +64,11 @@ def above_heads(report: Report) -> Margin:
 def collapsed_from(report: Report) -> float:
     """D/ID from which on docids count as collapsed beside a run's: a small corpus has no room for many times as
     much."""
-    documents = (report.docids or 0) * (report.d_per_id or 0.0)
-    return min(COLLAPSE * (report.d_per_id or 1.0), documents / 2)
+    return min(COLLAPSE * (report.d_per_id or 1.0), documents_of(report) / 2)
+
+
+def documents_of(report: Report) -> float:
+    return (report.docids or 0) * (report.d_per_id or 0.0)
 
 
 def first_split(results: Results, run: str) -> Report:
@@ -189,9 +192,8 @@ def health_text(results: Results, V: Mapping[str, int]) -> list[str]:
 
 
 def is_healthy(report: Report, V: int) -> bool:
-    documents = (report.docids or 1) * (report.d_per_id or 1.0)
     return (
         min(report.perplexity or [0.0]) >= LEAST_PERPLEXITY * V
-        and (report.largest_bucket or 0) <= max(1, LARGEST_BUCKET * documents)
+        and (report.largest_bucket or 0) <= max(1, LARGEST_BUCKET * documents_of(report))
         and (report.d_per_id or 0.0) <= MOST_D_PER_ID
     )

@@ -20,8 +20,14 @@ from asi.systems.workplace import Built, Workplace
 SAME_ENCODER = "the comparison's encoder, frozen"
 AS_OURS = "a trained residual layer on its vectors of one length, with ASI's dropout and weight decay"
 PSEUDO_QUERIES_OF = "doct5query"  # which has nothing to train but their generator
-A_DECODER = "a small decoder that begins as the encoder's vector of a text, in place of a pretrained one"
-A_WRITER = "a small decoder that begins with the encoder's word vectors and can copy, in place of a pretrained one"
+A_DECODER = (
+    "a small decoder that begins as the encoder's vector of a text and reads it at every position, in place of a "
+    "pretrained one"
+)
+A_WRITER = (
+    "a small decoder that begins with the encoder's word vectors, can copy and reads the text's vector at every "
+    "position, in place of a pretrained one"
+)
 
 
 @dataclass(frozen=True)
