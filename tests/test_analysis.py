@@ -15,6 +15,7 @@ from asi.analysis.expansion_study import ASI, ASI_WITH_MORE, BM25, BM25_WITH_MOR
 from asi.analysis.findings import health_text, length_findings, range_findings, trend, variant_findings
 from asi.analysis.new_documents import EXISTING, NEW_CONTENT, NEW_SEMANTIC, kinds_of_documents
 from asi.analysis.pages import Figure, Page, Section, Table
+from asi.analysis.report import stranger_text
 from asi.analysis.studies import STUDIES
 from asi.config import VARIANTS
 from asi.judges import EmbeddingJudge, TfidfJudge, find_judge, quality_score, sampled
@@ -169,6 +170,16 @@ def test_cases():
     assert {other.docid for other in group[1:]} == {(1, 3), (4, 2)}
     first = docids.first_codes(docid_map, common)[0]
     assert (first.code, first.docids, first.documents) == (1, 2, 4)
+    [_, few] = docids.first_codes(Map([[1], [1], [2], [2], [2], [2]], TEXTS), common)
+    assert (few.code, few.common) == (1, ["red 100%"])  # and apple is everywhere
+
+
+def test_a_judge_that_took_part_in_training_is_named(tmp_path):
+    def judge(source):
+        return EmbeddingJudge("toy", lambda texts: np.ones((len(texts), 1), np.float32), source)
+
+    assert stranger_text(judge(f"{tmp_path}/./encoder/"), str(tmp_path / "encoder"))
+    assert not stranger_text(judge("wordllama"), str(tmp_path / "encoder"))
 
 
 class Judged:
@@ -254,6 +265,7 @@ def test_findings_follow_the_figures():
     assert "holds here" in length_findings(few_queries)[2]  # D/ID is of the corpus, however few queries there are
     steady = {str(V): variant_report(0.5, 0.7 + V / 10_000, 0.4, 2.0) for V in (32, 512)}
     assert "holds here (from 0.703 to 0.751)" in range_findings(steady)[3]
+    assert range_findings(steady)[0].startswith("R@10 falls as codes per position grow in number: ")
     moved = {str(V): variant_report(0.5, 0.7 - V / 1000, 0.4, 2.0) for V in (32, 512)}
     assert "does not hold here (from 0.188 to 0.668)" in range_findings(moved)[3]
 

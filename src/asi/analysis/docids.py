@@ -127,6 +127,10 @@ class CommonWords:
         chosen = [word for word, lift in lifts.items() if lift >= 2]
         return sorted(chosen, key=lambda word: (-inside[word] * np.log(lifts[word]), word))[:most]
 
+    def share(self, word: str, rows: NDArray[np.int64]) -> float:
+        """Of these documents, those that have the word."""
+        return sum(word in self.bags[row] for row in rows) / len(rows)
+
 
 def bucket_cases(docid_map: DocidMap, common: CommonWords, count: int = 6, seed: int = 0) -> list[Case]:
     """Buckets of an ordinary size (3 to 12 documents), drawn at random; the largest ones if there are none."""
@@ -179,7 +183,7 @@ class FirstCode(NamedTuple):
     code: int
     docids: int
     documents: int
-    common: list[str]
+    common: list[str]  # words, each with the share of the documents that have it
     examples: list[str]
 
 
@@ -195,5 +199,6 @@ def first_codes(docid_map: DocidMap, common: CommonWords, count: int = 12) -> li
             for row in rows[:: len(rows) // 4 or 1][:4]
         ]
         docids = int(np.sum(docid_map.buckets.docids[:, 0] == code))
-        found.append(FirstCode(int(code), docids, len(rows), common.of(rows, least=0, most=6), examples))
+        shared = [f"{word} {common.share(word, rows):.0%}" for word in common.of(rows, least=0, most=6)]
+        found.append(FirstCode(int(code), docids, len(rows), shared, examples))
     return found

@@ -145,7 +145,7 @@ def trend(values: Sequence[float]) -> str:
     return "rises overall" if values[-1] > values[0] else "falls overall"
 
 
-def length_findings(results: Results) -> list[str]:
+def length_findings(results: Results, what_grows: str = "docids grow") -> list[str]:
     """The paper: longer docids give better quality, less recall and smaller buckets."""
     reports = [first_split(results, run) for run in results]
     recalls = [recall_of(report, 10) for report in reports]
@@ -158,7 +158,7 @@ def length_findings(results: Results) -> list[str]:
     }
     return [
         verdict(
-            f"{claim} as docids grow", [margin],
+            f"{claim} as {what_grows}", [margin],
             f"it {trend(values)}: {', '.join(f'{value:.3g}' for value in values)}",
         )
         for claim, (margin, values) in claims.items()
@@ -171,7 +171,8 @@ def range_findings(results: Results) -> list[str]:
     spread, queries = max(recalls) - min(recalls), first_split(results, next(iter(results))).queries
     little = of_queries(INSENSITIVE - spread, queries)
     claim = f"R@10 is not very sensitive to the range (changes by less than {INSENSITIVE})"
-    return [*length_findings(results), verdict(claim, [little], f"from {min(recalls):.3f} to {max(recalls):.3f}")]
+    alike = length_findings(results, "codes per position grow in number")
+    return [*alike, verdict(claim, [little], f"from {min(recalls):.3f} to {max(recalls):.3f}")]
 
 
 def health_text(results: Results, V: Mapping[str, int]) -> list[str]:

@@ -77,16 +77,20 @@ def build_report(
         f"`{Path(config.model.encoder).name}`.",
         "Recall is three numbers here. docid: the docid of a relevant document is among the first k (the paper's "
         "recall). expected: one random document per docid. document: after ranking, what a user sees.",
-        *([NO_STRANGER] if judge.source == config.model.encoder else []),
+        *stranger_text(judge, config.model.encoder),
     ]
     data = {"measures": as_json(reports), "judge": judge.name}
     return Page(f"Docids of {opened.folder.path.name}", introduction, sections, data)
 
 
-NO_STRANGER = (
-    "The judge is the encoder that the run was trained with: its scores favour what that finds. To compare the run "
-    "with others, take another."
-)
+def stranger_text(judge: Judge, encoder: str) -> list[str]:
+    """A warning if the judge took part in training after all."""
+    if Path(judge.source).resolve() != Path(encoder).resolve():  # names of the hub are told apart by this too
+        return []
+    return [
+        "The judge is the encoder that was trained with: its scores favour what that finds. To compare with others, "
+        "take another."
+    ]
 
 
 def docid_cells(report: Report) -> list[Cell]:
@@ -96,6 +100,8 @@ def docid_cells(report: Report) -> list[Cell]:
     return [*recalls, quality.get("micro"), quality.get("macro"), report.d_per_q, report.acc, report.d_per_id]
 
 
+DOCUMENT_MEASURES = ("R@1", "R@5", "R@10", "MRR@10", "nDCG@10")
+MORE_OF_A_GROUP = ("expected R@10", *(f"document {name}" for name in DOCUMENT_MEASURES))
 PAPER_COLUMNS = ("R@1", "R@5", "R@10", "Mi-QS", "Ma-QS", "D/Q", "Acc", "D/ID")
 
 
@@ -125,7 +131,7 @@ def measures_section(reports: Reports, judge: Judge, names: Mapping[str, str]) -
             document_rows.append(
                 [
                     *start,
-                    *(document.get(n) for n in ("R@1", "R@5", "R@10", "MRR@10", "nDCG@10")),
+                    *(document.get(name) for name in DOCUMENT_MEASURES),
                     (report.ranked or {}).get("mean"),
                     (report.ranked or {}).get("most"),
                     report.ms_per_query,
@@ -140,7 +146,9 @@ def measures_section(reports: Reports, judge: Judge, names: Mapping[str, str]) -
             "over all of them and over queries first (a query that opens nothing counts as 0 in the second only). D/Q: "
             "documents that they open. Systems without docids open the ten documents that they find. Acc: the heads "
             "give query and document the same docid. D/ID: documents per docid. Expected: one random document stands "
-            "for each docid. Invalid: generated docids that no document has, of all and of the first."
+            "for each docid. Invalid: generated docids that no document has, of all and of the first.",
+            "The constrained beam looks ahead to what the buckets are near to, so its docid level says how well "
+            "decoder, heads and these together find a bucket. What decoder and heads generate alone is the plain beam.",
         ],
         [
             Table(
@@ -152,11 +160,7 @@ def measures_section(reports: Reports, judge: Judge, names: Mapping[str, str]) -
                 "Document level",
                 (
                     *columns,
-                    "R@1",
-                    "R@5",
-                    "R@10",
-                    "MRR@10",
-                    "nDCG@10",
+                    *DOCUMENT_MEASURES,
                     "documents ranked",
                     "at most",
                     "ms a query, 32 at once",
@@ -204,15 +208,15 @@ def new_section(
         [
             "Queries grouped by their document. Existing: it has training queries. NewContent: it has none, but shares "
             "its docid with one that has. NewSemantic: its docid is new too. A query that asks for documents of two "
-            "groups counts in both. The constrained beam knows all docids in use, those of new documents too; the "
-            "plain one generates what it has learnt.",
+            "groups counts in both. The constrained beam knows all docids in use, those of new documents too, and what "
+            "their buckets are near to; the plain one generates what it has learnt.",
             *([more_pairs_text(state.more_pairs)] if state.more_pairs else []),
             *([CHANGED] if is_changed else []),
         ],
         [
             Table(
                 name,
-                ("group", "queries", "documents", *PAPER_COLUMNS, "document R@10", "document MRR@10"),
+                ("group", "queries", "documents", *PAPER_COLUMNS, *MORE_OF_A_GROUP),
                 group_rows(evaluate_groups(measure, dataset, splits, docid_map)),
             )
             for name, measure in systems.items()
@@ -225,10 +229,11 @@ def group_rows(groups: Mapping[str, Group]) -> list[list[Cell]]:
     for name, group in groups.items():
         report = group.report
         if report is None:
-            rows.append([name, 0, 0, *[None] * 10])
+            rows.append([name, 0, 0, *[None] * len((*PAPER_COLUMNS, *MORE_OF_A_GROUP))])
             continue
-        document = report.document or {}
-        rows.append([name, report.queries, group.documents, *docid_cells(report), document["R@10"], document["MRR@10"]])
+        document, expected = report.document or {}, (report.expectation or {}).get("R@10")
+        after_ranking: list[Cell] = [document.get(measure) for measure in DOCUMENT_MEASURES]
+        rows.append([name, report.queries, group.documents, *docid_cells(report), expected, *after_ranking])
     return rows
 
 
@@ -330,9 +335,12 @@ def case_sections(docid_map: DocidMap) -> list[Section]:
         ),
         Section(
             "Neighbouring docids",
-            ["Docids that differ in one position."]
-            if groups
-            else ["No docid has two neighbours that differ in one position only."],
+            [
+                "Docids that differ in one position. Chosen are groups around a docid whose documents have words in "
+                "common, if there are any."
+                if groups
+                else "No docid has two neighbours that differ in one position only."
+            ],
             [
                 Table(f"Around {named(group[0].docid)}", CASE_COLUMNS, [case_row(case) for case in group])
                 for group in groups
@@ -341,8 +349,9 @@ def case_sections(docid_map: DocidMap) -> list[Section]:
         Section(
             "First codes",
             [
-                "What the documents whose docids start with one code have in common: words that are far more frequent "
-                "among them than in the corpus, and titles from all over the group."
+                "What the documents whose docids start with one code have in common: words that are at least twice as "
+                "frequent among them as in the corpus, with the share of the documents that have them, and titles from "
+                "all over the group."
             ],
             [
                 Table(

@@ -76,7 +76,7 @@ def study_section(
         "whatever is generated: they say more about vectors than about docids."
     )
     found = f"What the paper found, on {splits[0]} by the plain beam (Acc and R@1: of any relevant document):"
-    pictures = [study_figure(study, results, splits[0])] if study.as_lines else []
+    pictures = [study_figure(study, results, splits[0], judge)] if study.as_lines else []
     health = health_text(results, {name: config.model.V for name, config in zip(results, configs, strict=True)})
     paragraphs = [text, *health, found, *study.findings(results)]
     return Section(study.title, paragraphs, tables, pictures)
@@ -102,7 +102,7 @@ def study_row(name: str, report: Report) -> list[Cell]:
     return [name, *docid_cells(report), *shares, *health, document.get("R@10"), document.get("MRR@10")]
 
 
-def study_figure(study: Study, results: Results, split: str) -> Figure:
+def study_figure(study: Study, results: Results, split: str, judge: Judge) -> Figure:
     reports = [by["beam"][split] for by in results.values()]
 
     def line(value: Callable[[Report], float | None]) -> list[float | None]:
@@ -110,7 +110,7 @@ def study_figure(study: Study, results: Results, split: str) -> Figure:
 
     panels: dict[str, figures.Lines] = {
         "Recall, docid level": {k: line(lambda r, k=k: (r.docid or {}).get(k)) for k in ("R@1", "R@5", "R@10")},  # type: ignore[misc]
-        "Quality score": {
+        f"Quality score by {judge.name}": {
             "Mi-QS": line(lambda r: (r.quality or {}).get("micro")),
             "Ma-QS": line(lambda r: (r.quality or {}).get("macro")),
         },
@@ -118,7 +118,7 @@ def study_figure(study: Study, results: Results, split: str) -> Figure:
         "Documents per query": {"D/Q": line(lambda r: r.d_per_q)},
     }
     picture = figures.lines_figure(panels, [int(name) for name in results], study.label)
-    return Figure(f"{study.title}, {split}", file_name(study), picture)
+    return Figure(f"{study.title}, {split}, plain beam", file_name(study), picture)
 
 
 STUDIES: dict[str, Study] = {

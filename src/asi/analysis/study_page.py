@@ -9,7 +9,7 @@ from asi.analysis import figures
 from asi.analysis.bench import Bench
 from asi.analysis.expansion_study import EXPANSION_RUNS, QUERIES_PER_DOCUMENT, expansion_section
 from asi.analysis.pages import Page, Section
-from asi.analysis.report import build_report
+from asi.analysis.report import build_report, stranger_text
 from asi.analysis.studies import STUDIES, run_study, study_runs
 from asi.config import to_dict
 from asi.errors import ConfigError
@@ -38,7 +38,8 @@ def write_study(name: str, bench: Bench) -> Path:
     for part in parts:
         sections.append(part())
         introduction = [
-            f"`{bench.dataset.name}`, {', '.join(bench.splits)}, measured {' and '.join(sorted(bench.dates))}."
+            f"`{bench.dataset.name}`, {', '.join(bench.splits)}, measured {' and '.join(sorted(bench.dates))}.",
+            *stranger_text(bench.judge, bench.config.model.encoder),
         ]
         whole = Page(title if name == "all" else sections[0].title, introduction, sections, data)
         page = whole.write(bench.out if name == "all" else bench.out / name)  # what is done can be read
@@ -47,9 +48,8 @@ def write_study(name: str, bench: Bench) -> Path:
     with Index.load(bench.run_folder("default"), bench.device, bench.config.search) as opened:
         stage = partial(bench.reporter.stage, total=0)
         report = build_report(opened, bench.dataset, bench.splits, bench.judge, baselines=True, stage=stage)
-    return Page(title, [*introduction, *report.introduction], [*report.sections, *sections], data | report.data).write(
-        bench.out
-    )
+    introduction = list(dict.fromkeys([*introduction, *report.introduction]))
+    return Page(title, introduction, [*report.sections, *sections], data | report.data).write(bench.out)
 
 
 def settings_of_runs(name: str, bench: Bench) -> dict[str, dict[str, Any]]:
