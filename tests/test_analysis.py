@@ -322,7 +322,7 @@ def test_report_of_a_run(run_folder, beir, tmp_path):
     page = json.loads((tmp_path / "page" / "report.json").read_text())
     assert page["judge"] == "TF-IDF cosine"
     new, *others = (rows for title, rows in page["tables"].items() if title.startswith("New documents"))
-    assert len(others) == 3  # the plain beam and the two baselines
+    assert len(others) == 7  # of docids and of documents, also of the plain beam and the two baselines
     assert all([row["queries"] for row in rows] == [row["queries"] for row in new] for rows in others)
     counts = {row["group"]: row["queries"] for row in new}
     assert counts["all"] == counts["Existing"] + counts["NewContent"] + counts["NewSemantic"]

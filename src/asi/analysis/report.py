@@ -101,7 +101,6 @@ def docid_cells(report: Report) -> list[Cell]:
 
 
 DOCUMENT_MEASURES = ("R@1", "R@5", "R@10", "MRR@10", "nDCG@10")
-MORE_OF_A_GROUP = ("expected R@10", *(f"document {name}" for name in DOCUMENT_MEASURES))
 PAPER_COLUMNS = ("R@1", "R@5", "R@10", "Mi-QS", "Ma-QS", "D/Q", "Acc", "D/ID")
 
 
@@ -195,7 +194,7 @@ def measured_way(
 def new_section(
     opened: Index, dataset: Dataset, splits: Sequence[str], docid_map: DocidMap, systems: Mapping[str, Measure]
 ) -> Section:
-    """A table for each system, by its title."""
+    """Two tables for each system, which have its title."""
     title = "New documents"
     if "train" not in dataset.splits:
         return Section(
@@ -214,27 +213,31 @@ def new_section(
             *([CHANGED] if is_changed else []),
         ],
         [
-            Table(
-                name,
-                ("group", "queries", "documents", *PAPER_COLUMNS, *MORE_OF_A_GROUP),
-                group_rows(evaluate_groups(measure, dataset, splits, docid_map)),
-            )
+            table
             for name, measure in systems.items()
+            for table in group_tables(name, evaluate_groups(measure, dataset, splits, docid_map))
         ],
     )
 
 
-def group_rows(groups: Mapping[str, Group]) -> list[list[Cell]]:
-    rows: list[list[Cell]] = []
-    for name, group in groups.items():
-        report = group.report
-        if report is None:
-            rows.append([name, 0, 0, *[None] * len((*PAPER_COLUMNS, *MORE_OF_A_GROUP))])
-            continue
-        document, expected = report.document or {}, (report.expectation or {}).get("R@10")
-        after_ranking: list[Cell] = [document.get(measure) for measure in DOCUMENT_MEASURES]
-        rows.append([name, report.queries, group.documents, *docid_cells(report), expected, *after_ranking])
-    return rows
+def group_tables(name: str, groups: Mapping[str, Group]) -> list[Table]:
+    """The measures of one system by group: at docid level, and at document level."""
+    docid_rows: list[list[Cell]] = []
+    document_rows: list[list[Cell]] = []
+    for group, own in groups.items():
+        report = own.report or Report(queries=0)
+        start: list[Cell] = [group, report.queries, own.documents]
+        expected, document = report.expectation or {}, report.document or {}
+        more = [expected.get("R@1"), expected.get("R@10"), (report.invalid or {}).get("all")]
+        docid_rows.append([*start, *docid_cells(report), *more])
+        ranked = (report.ranked or {}).get("mean")
+        document_rows.append([*start, *(document.get(measure) for measure in DOCUMENT_MEASURES), ranked])
+    columns = ("group", "queries", "documents")
+    more_columns = ("expected R@1", "expected R@10", "invalid")
+    return [
+        Table(f"{name}: docid level", (*columns, *PAPER_COLUMNS, *more_columns), docid_rows),
+        Table(f"{name}: document level", (*columns, *DOCUMENT_MEASURES, "documents ranked"), document_rows),
+    ]
 
 
 def density_section(docid_map: DocidMap, V: int) -> Section:
