@@ -100,8 +100,22 @@ def docid_cells(report: Report) -> list[Cell]:
     return [*recalls, quality.get("micro"), quality.get("macro"), report.d_per_q, report.acc, report.d_per_id]
 
 
-DOCUMENT_MEASURES = ("R@1", "R@5", "R@10", "MRR@10", "nDCG@10")
+def whole_docid_cells(report: Report) -> list[Cell]:
+    """The paper's columns, and what they leave out."""
+    expected, invalid = report.expectation or {}, report.invalid or {}
+    more: list[Cell] = [expected.get("R@1"), expected.get("R@10"), invalid.get("all"), invalid.get("first")]
+    return [*docid_cells(report), *more]
+
+
+def document_cells(report: Report) -> list[Cell]:
+    document, ranked = report.document or {}, report.ranked or {}
+    return [*(document.get(name) for name in DOCUMENT_MEASURES), ranked.get("mean"), ranked.get("most")]
+
+
 PAPER_COLUMNS = ("R@1", "R@5", "R@10", "Mi-QS", "Ma-QS", "D/Q", "Acc", "D/ID")
+DOCID_COLUMNS = (*PAPER_COLUMNS, "expected R@1", "expected R@10", "invalid", "invalid first")
+DOCUMENT_MEASURES = ("R@1", "R@5", "R@10", "MRR@10", "nDCG@10")
+DOCUMENT_COLUMNS = (*DOCUMENT_MEASURES, "documents ranked", "at most")
 
 
 def names_of_ways(opened: Index) -> dict[str, str]:
@@ -118,25 +132,8 @@ def measures_section(reports: Reports, judge: Judge, names: Mapping[str, str]) -
         for split, report in by.items():
             start: list[Cell] = [names.get(system, system), split]
             if report.docid is not None or report.quality is not None:
-                invalid, expected = report.invalid or {}, report.expectation or {}
-                cells: list[Cell] = [
-                    expected.get("R@1"),
-                    expected.get("R@10"),
-                    invalid.get("all"),
-                    invalid.get("first"),
-                ]
-                docid_rows.append([*start, *docid_cells(report), *cells])
-            document = report.document or {}
-            document_rows.append(
-                [
-                    *start,
-                    *(document.get(name) for name in DOCUMENT_MEASURES),
-                    (report.ranked or {}).get("mean"),
-                    (report.ranked or {}).get("most"),
-                    report.ms_per_query,
-                    report.queries,
-                ]
-            )
+                docid_rows.append([*start, *whole_docid_cells(report)])
+            document_rows.append([*start, *document_cells(report), report.ms_per_query, report.queries])
     columns = ("search", "split")
     return Section(
         "Measures",
@@ -150,23 +147,8 @@ def measures_section(reports: Reports, judge: Judge, names: Mapping[str, str]) -
             "decoder, heads and these together find a bucket. What decoder and heads generate alone is the plain beam.",
         ],
         [
-            Table(
-                f"Docid level; judge: {judge.name}",
-                (*columns, *PAPER_COLUMNS, "expected R@1", "expected R@10", "invalid", "invalid first"),
-                docid_rows,
-            ),
-            Table(
-                "Document level",
-                (
-                    *columns,
-                    *DOCUMENT_MEASURES,
-                    "documents ranked",
-                    "at most",
-                    "ms a query, 32 at once",
-                    "queries",
-                ),
-                document_rows,
-            ),
+            Table(f"Docid level; judge: {judge.name}", (*columns, *DOCID_COLUMNS), docid_rows),
+            Table("Document level", (*columns, *DOCUMENT_COLUMNS, "ms a query, 32 at once", "queries"), document_rows),
         ],
     )
 
@@ -227,16 +209,12 @@ def group_tables(name: str, groups: Mapping[str, Group]) -> list[Table]:
     for group, own in groups.items():
         report = own.report or Report(queries=0)
         start: list[Cell] = [group, report.queries, own.documents]
-        expected, document = report.expectation or {}, report.document or {}
-        more = [expected.get("R@1"), expected.get("R@10"), (report.invalid or {}).get("all")]
-        docid_rows.append([*start, *docid_cells(report), *more])
-        ranked = (report.ranked or {}).get("mean")
-        document_rows.append([*start, *(document.get(measure) for measure in DOCUMENT_MEASURES), ranked])
+        docid_rows.append([*start, *whole_docid_cells(report)])
+        document_rows.append([*start, *document_cells(report)])
     columns = ("group", "queries", "documents")
-    more_columns = ("expected R@1", "expected R@10", "invalid")
     return [
-        Table(f"{name}: docid level", (*columns, *PAPER_COLUMNS, *more_columns), docid_rows),
-        Table(f"{name}: document level", (*columns, *DOCUMENT_MEASURES, "documents ranked"), document_rows),
+        Table(f"{name}: docid level", (*columns, *DOCID_COLUMNS), docid_rows),
+        Table(f"{name}: document level", (*columns, *DOCUMENT_COLUMNS), document_rows),
     ]
 
 

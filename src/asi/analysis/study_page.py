@@ -48,7 +48,7 @@ def write_study(name: str, bench: Bench) -> Path:
     with Index.load(bench.run_folder("default"), bench.device, bench.config.search) as opened:
         stage = partial(bench.reporter.stage, total=0)
         report = build_report(opened, bench.dataset, bench.splits, bench.judge, baselines=True, stage=stage)
-    introduction = list(dict.fromkeys([*introduction, *report.introduction]))
+    introduction = list(dict.fromkeys([*introduction, *report.introduction]))  # both may warn of the judge
     return Page(title, introduction, [*report.sections, *sections], data | report.data).write(bench.out)
 
 
